@@ -1,0 +1,103 @@
+"""The hooks, as data: what each one mends, where, and which module does it.
+
+Adding a hook: an entry here, the target's pattern in ``finder.TARGETS``, a module in hooks/.
+"""
+
+from dataclasses import dataclass
+
+from .finder import matches
+
+
+@dataclass(frozen=True)
+class Target:
+    """A module that a hook patches.
+
+    ``pattern``: a full module name, or ``*.`` and a tail (see ``finder.TARGETS``).
+    ``implementation``: dotted name of the module in hooks/ that patches it.
+    ``defines``: names that the module must define after it ran. For a tail pattern they decide
+    whether this is the target at all; for a full name a missing one means ``incompatible``.
+    """
+
+    pattern: str
+    implementation: str
+    defines: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        return not self.pattern.startswith("*")
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One repair, switched by its name.
+
+    ``distributions``: what to look up for the version in reports; ``checked``: the versions it
+    was run against; ``internal`` hooks are of qpatch itself and not listed by default.
+    """
+
+    name: str
+    mends: str
+    targets: tuple[Target, ...]
+    default: bool = True
+    distributions: tuple[str, ...] = ()
+    checked: str = ""
+    internal: bool = False
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        name="lazy-linear",
+        mends="SVDQW4A4Linear.from_linear and its like on a Linear that ComfyUI has not filled yet",
+        targets=(
+            Target("nunchaku.models.linear", "qpatch.hooks.lazy_linear", ("SVDQW4A4Linear",)),
+        ),
+        distributions=("nunchaku",),
+        checked="nunchaku 1.2.1, 1.3.0.dev20260213",
+    ),
+    Hook(
+        name="zimage-fuse",
+        mends="fuse_to_svdquant_linear of ComfyUI-nunchaku on Linears that ComfyUI has not filled yet",
+        targets=(
+            Target(
+                "*.models.zimage",
+                "qpatch.hooks.zimage_fuse",
+                ("fuse_to_svdquant_linear", "ComfyNunchakuZImageAttention", "add_comfy_cast_weights_attr"),
+            ),
+        ),
+        distributions=("comfyui_nunchaku", "nunchaku"),
+        checked="ComfyUI-nunchaku 1.2.1",
+    ),
+    Hook(
+        name="smoke",
+        mends="nothing: proves that the import hook is live",
+        targets=(Target("qpatch.smoke", "qpatch.hooks.smoke", ("mended",)),),
+        internal=True,
+    ),
+)
+
+
+def named(name: str) -> Hook:
+    """The hook called ``name``; KeyError if there is none."""
+    for hook in HOOKS:
+        if hook.name == name:
+            return hook
+    raise KeyError(name)
+
+
+def wanting(module_name: str):
+    """Each (hook, target) whose pattern fits ``module_name``."""
+    for hook in HOOKS:
+        for target in hook.targets:
+            if matches(module_name, (target.pattern,)):
+                yield hook, target
+
+
+def patterns() -> dict[str, tuple[str, ...]]:
+    """What ``finder.TARGETS`` must say, by last component of the name."""
+    table: dict[str, list[str]] = {}
+    for hook in HOOKS:
+        for target in hook.targets:
+            found = table.setdefault(target.pattern.rpartition(".")[2], [])
+            if target.pattern not in found:
+                found.append(target.pattern)
+    return {tail: tuple(found) for tail, found in table.items()}

@@ -1,0 +1,165 @@
+"""Patches as objects: put in place together or not at all, taken back exactly, and checkable.
+
+Whether a patch stands is read from the patched object itself. Replacements carry the mark
+``__qpatch__`` and ``__wrapped__``; nothing is remembered that another node pack could leave
+behind or peel off unseen.
+"""
+
+from types import FunctionType
+
+MARK = "__qpatch__"
+_ABSENT = object()
+
+
+def marked(function) -> bool:
+    """Whether ``function`` (or the function inside a classmethod or staticmethod) is ours."""
+    return MARK in getattr(_bare(function), "__dict__", ())
+
+
+def _bare(attribute):
+    return attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
+
+
+def _where(function) -> str:
+    bare = _bare(function)
+    module = getattr(bare, "__module__", None) or "?"
+    return f"{module}.{getattr(bare, '__qualname__', type(bare).__name__)}"
+
+
+def dress(replacement, original):
+    """Give ``replacement`` the name, documentation and ``__wrapped__`` of ``original``, and our mark.
+
+    Not ``functools.wraps``: that copies ``__dict__``, and with it marks that other tools
+    (torch.compile among them) have put on the original.
+    """
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        try:
+            setattr(replacement, name, getattr(original, name))
+        except AttributeError:
+            pass
+    replacement.__wrapped__ = original
+    setattr(replacement, MARK, True)
+    return replacement
+
+
+class Patch:
+    """One change of one object. Subclasses say how; :func:`put` and :func:`take_back` say when."""
+
+    def apply(self):
+        """Make the change. Raises if it cannot; must then have changed nothing."""
+        raise NotImplementedError
+
+    def revert(self):
+        """Undo the change, if it still stands; leave alone what someone else put there."""
+        raise NotImplementedError
+
+    def lost(self) -> str | None:
+        """None while the change is in effect, else who stands there now."""
+        raise NotImplementedError
+
+
+class Wrap(Patch):
+    """Replace the function ``owner.name`` by ``make(original)``.
+
+    ``owner`` is a module or a class. Class methods and static methods keep their kind:
+    ``make`` gets, and returns, the plain function.
+    """
+
+    def __init__(self, owner, name, make):
+        self.owner, self.name, self.make = owner, name, make
+        self.put = None
+        self.before = _ABSENT
+
+    def __repr__(self):
+        return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
+
+    def _raw(self):
+        # vars, not getattr: a classmethod must not be bound, a lazy module not be woken.
+        return vars(self.owner).get(self.name, _ABSENT)
+
+    def _original(self):
+        raw = self._raw()
+        if raw is not _ABSENT:
+            return raw
+        for base in getattr(self.owner, "__mro__", ())[1:]:
+            if self.name in vars(base):
+                return vars(base)[self.name]
+        raise AttributeError(f"{self!r} does not exist")
+
+    def apply(self):
+        original = self._original()
+        if self._raw() is not _ABSENT and marked(original):
+            return
+        bare = _bare(original)
+        replacement = dress(self.make(bare), bare)
+        if isinstance(original, (classmethod, staticmethod)):
+            replacement = type(original)(replacement)
+        self.before, self.put = self._raw(), replacement
+        setattr(self.owner, self.name, replacement)
+
+    def revert(self):
+        if self.put is None or self._raw() is not self.put:
+            return
+        if self.before is _ABSENT:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+    def lost(self):
+        current = self._raw()
+        if current is _ABSENT:
+            return f"{self!r} is gone"
+        step, seen = _bare(current), set()
+        # Somebody who wraps us and calls through leaves our behaviour in effect.
+        while step is not None and id(step) not in seen:
+            if marked(step):
+                return None
+            seen.add(id(step))
+            step = getattr(step, "__wrapped__", None)
+        return f"{self!r} is now {_where(current)}"
+
+
+class Supply(Patch):
+    """Give ``owner`` the attribute ``name``, which it lacks; never replaces one that exists."""
+
+    def __init__(self, owner, name, value):
+        self.owner, self.name, self.value = owner, name, value
+
+    def __repr__(self):
+        return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
+
+    def apply(self):
+        if self.name in vars(self.owner):
+            return
+        if isinstance(self.value, FunctionType):
+            setattr(self.value, MARK, True)
+        setattr(self.owner, self.name, self.value)
+
+    def revert(self):
+        if vars(self.owner).get(self.name) is self.value:
+            delattr(self.owner, self.name)
+
+    def lost(self):
+        current = vars(self.owner).get(self.name, _ABSENT)
+        if current is _ABSENT:
+            return f"{self!r} is gone"
+        # A real one that arrived later is better than ours: nothing is lost by it.
+        return None
+
+
+def put(patches):
+    """Apply ``patches`` in order; when one raises, take back those before it and re-raise."""
+    done = []
+    try:
+        for patch in patches:
+            patch.apply()
+            done.append(patch)
+    except BaseException:
+        take_back(done)
+        raise
+
+
+def take_back(patches):
+    """Revert ``patches``, last first."""
+    for patch in reversed(patches):
+        patch.revert()
