@@ -1,0 +1,60 @@
+"""The common currency of this package: a weight change as a sum of low-rank terms.
+
+Whatever a file holds (LoRA, LoKr, LoHa, DoRA, OFT, a full difference), an adapter turns it into
+a :class:`Delta` for the layer it was trained on; placement and modules know nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Term:
+    """``scale * up @ down``, a part of a change of an [out, in] weight.
+
+    ``up``: [out, r], ``down``: [r, in], any float dtype, on any device, often still the memory-mapped
+    tensors of the file: never written to. ``scale`` holds alpha/rank and the like, not the user's strength.
+    """
+
+    up: torch.Tensor
+    down: torch.Tensor
+    scale: float = 1.0
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in) of the weight it changes."""
+        return self.up.shape[0], self.down.shape[1]
+
+
+#: (base weight [out, in] float32, user strength) -> change of the weight [out, in] float32, strength included.
+Rebase = Callable[[torch.Tensor, float], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What an adapter changes in one layer; everything is to be multiplied by the user's strength.
+
+    terms    the low-rank part, exact.
+    dense    [out, in], a part without a small exact rank, or None.
+    bias     [out], added to the bias, or None.
+    rebase   for adapters whose change depends on the base weight (DoRA, GLoRA, OFT, IA3): called with
+             that weight, it gives the change; then ``terms`` and ``dense`` are empty.
+    replace  the new value of the weight itself (``set_weight``), or None; blended as
+             ``base + strength * (replace - base)``.
+    note     a remark for the report, such as which alpha rule was used.
+    """
+
+    terms: tuple[Term, ...] = ()
+    dense: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    rebase: Rebase | None = None
+    replace: torch.Tensor | None = None
+    note: str = ""
