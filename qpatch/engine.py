@@ -51,6 +51,8 @@ def _attempt(hook, target, name, module) -> None:
         say(f"{hook.name} {found.verdict} for {name}: {found.reason}")
         return
     patches = list(implementation.patches(module))
+    for patch in patches:
+        patch.by = hook.name
     patching.put(patches)
     states.record(hook, target, name, module, states.APPLIED, found.reason, patches=patches)
     (log.debug if hook.internal else log.info)(f"{hook.name} applied to {name}")

@@ -1,8 +1,8 @@
 """Patches as objects: put in place together or not at all, taken back exactly, and checkable.
 
 Whether a patch stands is read from the patched object itself. Replacements carry the mark
-``__qpatch__`` and ``__wrapped__``; nothing is remembered that another node pack could leave
-behind or peel off unseen.
+``__qpatch__`` (which hook put them there) and ``__wrapped__``; nothing is remembered that another
+node pack could leave behind or peel off unseen. Several hooks may wrap one function, each once.
 """
 
 from types import FunctionType
@@ -11,9 +11,19 @@ MARK = "__qpatch__"
 _ABSENT = object()
 
 
-def marked(function) -> bool:
-    """Whether ``function`` (or the function inside a classmethod or staticmethod) is ours."""
-    return MARK in getattr(_bare(function), "__dict__", ())
+def marked(function, by: str | None = None) -> bool:
+    """Whether ``function`` (or the function inside a classmethod or staticmethod) is ours, or the hook ``by``'s."""
+    own = getattr(_bare(function), "__dict__", {})
+    return MARK in own and (by is None or own[MARK] == by)
+
+
+def layers(function):
+    """``function`` and what it wraps, outermost first, as far as ``__wrapped__`` tells."""
+    step, seen = _bare(function), set()
+    while step is not None and id(step) not in seen:
+        yield step
+        seen.add(id(step))
+        step = getattr(step, "__wrapped__", None)
 
 
 def _bare(attribute):
@@ -26,8 +36,8 @@ def _where(function) -> str:
     return f"{module}.{getattr(bare, '__qualname__', type(bare).__name__)}"
 
 
-def dress(replacement, original):
-    """Give ``replacement`` the name, documentation and ``__wrapped__`` of ``original``, and our mark.
+def dress(replacement, original, by: str = ""):
+    """Give ``replacement`` the name, documentation and ``__wrapped__`` of ``original``, and the mark of the hook ``by``.
 
     Not ``functools.wraps``: that copies ``__dict__``, and with it marks that other tools
     (torch.compile among them) have put on the original.
@@ -38,12 +48,15 @@ def dress(replacement, original):
         except AttributeError:
             pass
     replacement.__wrapped__ = original
-    setattr(replacement, MARK, True)
+    setattr(replacement, MARK, by)
     return replacement
 
 
 class Patch:
     """One change of one object. Subclasses say how; :func:`put` and :func:`take_back` say when."""
+
+    #: The hook it belongs to; the engine sets it.
+    by = ""
 
     def apply(self):
         """Make the change. Raises if it cannot; must then have changed nothing."""
@@ -88,10 +101,10 @@ class Wrap(Patch):
 
     def apply(self):
         original = self._original()
-        if self._raw() is not _ABSENT and marked(original):
+        if self._raw() is not _ABSENT and any(marked(layer, self.by) for layer in layers(original)):
             return
         bare = _bare(original)
-        replacement = dress(self.make(bare), bare)
+        replacement = dress(self.make(bare), bare, self.by)
         if isinstance(original, (classmethod, staticmethod)):
             replacement = type(original)(replacement)
         self.before, self.put = self._raw(), replacement
@@ -109,13 +122,9 @@ class Wrap(Patch):
         current = self._raw()
         if current is _ABSENT:
             return f"{self!r} is gone"
-        step, seen = _bare(current), set()
         # Somebody who wraps us and calls through leaves our behaviour in effect.
-        while step is not None and id(step) not in seen:
-            if marked(step):
-                return None
-            seen.add(id(step))
-            step = getattr(step, "__wrapped__", None)
+        if any(marked(layer, self.by) for layer in layers(current)):
+            return None
         return f"{self!r} is now {_where(current)}"
 
 
@@ -132,7 +141,7 @@ class Supply(Patch):
         if self.name in vars(self.owner):
             return
         if isinstance(self.value, FunctionType):
-            setattr(self.value, MARK, True)
+            setattr(self.value, MARK, self.by)
         setattr(self.owner, self.name, self.value)
 
     def revert(self):
