@@ -1,0 +1,50 @@
+"""One file per kind of adapter; which kind a layer is follows from the roles of its keys.
+
+To add a kind: a subclass of :class:`Adapter` with its roles, its size check and its change, and its
+place in ``KINDS``; its suffixes go into keys.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import FileError, IncompleteAdapter
+from ..keys import Role, Target
+from ..layer import Layer
+from ..rules import Rules
+from ..source import DictSource
+from .base import Adapter
+from .full import Bias, Difference, Replacement
+from .lora import LoRA
+
+__all__ = ["Adapter", "KINDS", "build", "from_layer"]
+
+KINDS: tuple[type[Adapter], ...] = (LoRA, Difference, Replacement)
+
+
+def from_layer(layer: Layer) -> Adapter:
+    """The adapter that the keys of ``layer`` make up.
+
+    Raises :class:`IncompleteAdapter` or :class:`UnsupportedAdapter` for a layer that is to be left out,
+    :class:`FileError` or :class:`ShapeError` for one that contradicts itself.
+    """
+    kinds = [kind for kind in KINDS if kind.marks & layer.keys.keys()]
+    if len(kinds) > 1:
+        raise layer.refuse(FileError, "the layer holds several adapters: " + ", ".join(kind.kind for kind in kinds))
+    if kinds:
+        return kinds[0](layer)
+    if Bias.marks & layer.keys.keys():
+        return Bias(layer)
+    raise layer.refuse(IncompleteAdapter, f"{', '.join(sorted(layer.keys))} without an adapter")
+
+
+def build(target: Target, tensors: Mapping[Role, object], *, alpha: float | None = None, file: str = "<dict>",
+          rules: Rules | None = None) -> Adapter:
+    """An adapter from tensors in memory, by role; ``alpha`` as a number may stand in for an alpha tensor."""
+    import torch
+
+    named = {str(role): tensor for role, tensor in tensors.items()}
+    if alpha is not None:
+        named[str(Role.alpha)] = torch.tensor(float(alpha))
+    keys = {Role(name): name for name in named}
+    return from_layer(Layer(target, keys, DictSource(named, file), rules=rules or Rules()))

@@ -1,0 +1,131 @@
+"""What all kinds of adapters have in common: a layer of a file, its size, its scale, its bias."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+
+from ..errors import IncompleteAdapter, ShapeError
+from ..keys import Role, Target
+from ..layer import Layer
+from ..terms import Delta
+
+_SHARED = frozenset({Role.alpha, Role.scale, Role.diff_b, Role.b_norm, Role.up_bias})
+
+
+class Adapter(abc.ABC):
+    """The change of one layer, as a file holds it. Building one reads shapes only; :meth:`delta` reads the data.
+
+    ``kind``    the field's name for it: "lora", "lokr", "loha", ...
+    ``shape``   (out, in) of the source layer, (out,) for a norm, or None where the file does not say it.
+    ``rank``    rank of its factors, or None where it has none.
+    ``target``, ``file``, ``keys`` (role -> key): what it is about and where it comes from.
+    """
+
+    kind: ClassVar[str]
+    #: A layer with any of these roles is of this kind.
+    marks: ClassVar[frozenset[Role]]
+    #: It has to have all of these.
+    needs: ClassVar[frozenset[Role]] = frozenset()
+    #: And may have these besides alpha and biases.
+    takes: ClassVar[frozenset[Role]] = frozenset()
+
+    def __init__(self, layer: Layer):
+        self.layer = layer
+        self.rank: int | None = None
+        self._check_roles()
+        layer.check_dtypes()
+        self.shape: tuple[int, ...] | None = self._measure()
+        self._check_bias()
+
+    @property
+    def target(self) -> Target:
+        return self.layer.target
+
+    @property
+    def file(self) -> str:
+        return self.layer.file
+
+    @property
+    def keys(self):
+        return self.layer.keys
+
+    @property
+    def key(self) -> str:
+        """One of its keys, for messages."""
+        return next((key for role, key in self.keys.items() if role in self.marks), next(iter(self.keys.values())))
+
+    @property
+    def alpha(self) -> float | None:
+        """The alpha tensor's value, or None."""
+        return self.layer.number(Role.alpha) if Role.alpha in self.layer else None
+
+    @property
+    def scale(self) -> float:
+        """The factor of the change that the file asks for (alpha/rank and the like), without the user's strength."""
+        return self._scale_and_note()[0]
+
+    @property
+    def scale_note(self) -> str:
+        """The rule behind :attr:`scale`, in words."""
+        return self._scale_and_note()[1]
+
+    @abc.abstractmethod
+    def _measure(self) -> tuple[int, ...] | None:
+        """Check the shapes against each other, set ``rank``, return :attr:`shape`; raises :class:`ShapeError`."""
+
+    @abc.abstractmethod
+    def _change(self) -> Delta:
+        """The change of the weight (the bias is added by :meth:`delta`)."""
+
+    def delta(self) -> Delta:
+        """The change, for a weight of :attr:`shape`; reads and checks the data.
+
+        Raises :class:`NonFiniteError` (naming file and key) for NaN or Inf.
+        """
+        return replace(self._change(), bias=self._bias(), note=self.scale_note)
+
+    def misfit(self, out: int, inp: int) -> str | None:
+        """Why the layer does not fit a weight of ``out`` x ``inp``, or None if it does (or does not say)."""
+        if self.shape in (None, (out, inp)):
+            return None
+        if self.shape == (inp, out):
+            return "the layer is transposed"
+        return "the layer has another size: the file was made for another model, or another variant of this one"
+
+    def _check_roles(self):
+        missing = self.needs - self.keys.keys()
+        if missing:
+            have = next(role for role in self.keys if role in self.marks)
+            raise self.layer.refuse(IncompleteAdapter, f"{have} without {', '.join(sorted(missing))}", have)
+        strange = self.keys.keys() - self.needs - self.marks - self.takes - _SHARED
+        if strange:
+            raise self.layer.refuse(IncompleteAdapter, f"{sorted(strange)[0]} has no meaning beside {self.kind}",
+                                    sorted(strange)[0])
+
+    def _scale_and_note(self) -> tuple[float, str]:
+        if Role.scale in self.layer:
+            value = self.layer.finite_number(Role.scale)
+            return value, f"scale {value:g}"
+        alpha = self.layer.finite_number(Role.alpha) if Role.alpha in self.layer else None
+        return self.layer.rules.scale(self.rank, alpha, self.layer.stem)
+
+    def _check_bias(self):
+        for role in (Role.diff_b, Role.b_norm, Role.up_bias):
+            if role not in self.layer:
+                continue
+            shape = self.layer.raw_shape(role)
+            rows = self.shape[0] if self.shape else None
+            if len(shape) != 1 or (rows is not None and shape[0] != rows):
+                raise self.layer.refuse(ShapeError, "the bias does not fit the layer", role,
+                                        expected=f"[{rows or 'out'}]", found=list(shape))
+
+    def _bias(self) -> torch.Tensor | None:
+        """The change of the bias. PEFT's lora_B.bias is scaled like the product it is added to; a bias diff is not."""
+        parts = [self.layer.tensor(role).float() for role in (Role.diff_b, Role.b_norm) if role in self.layer]
+        if Role.up_bias in self.layer:
+            parts.append(self.layer.tensor(Role.up_bias).float() * self.scale)
+        return sum(parts) if parts else None

@@ -1,0 +1,102 @@
+"""All keys of a file that are about one layer: what an adapter is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from .errors import FileError, NonFiniteError, ShapeError
+from .keys import Role, Target
+from .rules import Rules
+from .source import Source
+
+_FACTOR_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+#: Roles of single numbers, in any dtype; all others are factors and must be floating point.
+_NUMBERS = frozenset({Role.alpha, Role.scale, Role.ia3_on_input, Role.reshape_weight, Role.oft_scaled})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """``keys``: role -> key in ``source``. ``stem``: the module's name as the file writes it."""
+
+    target: Target
+    keys: Mapping[Role, str]
+    source: Source
+    stem: str = ""
+    rules: Rules = field(default_factory=Rules)
+
+    @property
+    def file(self) -> str:
+        return self.source.name
+
+    def __contains__(self, role: Role) -> bool:
+        return role in self.keys
+
+    def refuse(self, kind: type, problem: str, role: Role | None = None, **facts):
+        """An error of class ``kind`` about this layer, at the key of ``role`` (default: any of its keys)."""
+        key = self.keys.get(role) or next(iter(self.keys.values()))
+        return kind(problem, file=self.file, key=key, **facts)
+
+    def check_dtypes(self):
+        """Raise :class:`FileError` where a factor is not floating point."""
+        for role, key in self.keys.items():
+            dtype = self.source.entries[key].dtype
+            if role not in _NUMBERS and dtype not in _FACTOR_DTYPES:
+                raise FileError(f"{role} is not floating point", file=self.file, key=key,
+                                expected=" or ".join(sorted(_FACTOR_DTYPES)), found=dtype)
+
+    def raw_shape(self, role: Role) -> tuple[int, ...]:
+        """The shape as the file says it."""
+        return self.source.entries[self.keys[role]].shape
+
+    def matrix_shape(self, role: Role) -> tuple[int, int]:
+        """[rows, columns] of a factor; 1x1 convolutions count as matrices, anything else raises :class:`ShapeError`."""
+        shape = self.raw_shape(role)
+        if len(shape) < 2 or any(extent != 1 for extent in shape[2:]):
+            raise self.refuse(ShapeError, f"{role} is not a matrix (convolutions larger than 1x1 do not exist here)",
+                              role, expected="[rows, columns]", found=list(shape))
+        if 0 in shape:
+            raise self.refuse(ShapeError, f"{role} is empty (a rank of zero)", role, found=list(shape))
+        return shape[:2]
+
+    def number(self, role: Role) -> float:
+        """The single number under ``role``, of any dtype and of shape [] or [1]; may be Inf or NaN."""
+        shape = self.raw_shape(role)
+        if any(extent != 1 for extent in shape):
+            raise self.refuse(ShapeError, f"{role} is not a single number", role, expected="[]", found=list(shape))
+        return float(self.source.tensor(self.keys[role]).item())
+
+    def finite_number(self, role: Role) -> float:
+        """:meth:`number`, refusing Inf and NaN with :class:`NonFiniteError`."""
+        value = self.number(role)
+        if value - value != 0:
+            raise self.refuse(NonFiniteError, f"{role} is not finite", role, found=value)
+        return value
+
+    def tensor(self, role: Role) -> torch.Tensor:
+        """The tensor under ``role`` as it is, but fp8 as bfloat16 (exact); refuses Inf and NaN."""
+        tensor = self.source.tensor(self.keys[role])
+        if tensor.dtype in _FP8:
+            tensor = tensor.to(torch.bfloat16)
+        if not is_finite(tensor):
+            raise self.refuse(NonFiniteError, f"{role} holds NaN or Inf: the training diverged or the file is damaged", role)
+        return tensor
+
+    def matrix(self, role: Role) -> torch.Tensor:
+        """:meth:`tensor` as [rows, columns]."""
+        tensor = self.tensor(role)
+        return tensor if tensor.dim() == 2 else tensor.flatten(1)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all elements are finite numbers.
+
+    A sum is finite only if its terms are, and takes an eighth of the time of ``isfinite``; a
+    sum that overflowed is looked at exactly.
+    """
+    total = tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32).item()
+    return total - total == 0 or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,97 @@
+"""Where trainers and loaders disagree about the meaning of a file: which rule is followed.
+
+The default is what ComfyUI does, because that is where people have tuned their strengths.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+CONVENTIONS = ("comfyui", "trainer")
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """A PEFT configuration that diffusers and SimpleTuner put into a file's metadata."""
+
+    rank: int | None = None
+    alpha: float | None = None
+    rank_pattern: Mapping[str, float] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    rslora: bool = False
+
+    def alpha_of(self, stem: str) -> float | None:
+        """Alpha of the module ``stem``: PEFT matches a pattern as the end of a module's name, or as a regex."""
+        for pattern, value in self.alpha_pattern.items():
+            if stem == pattern or stem.endswith("." + pattern) or _matches(pattern, stem):
+                return float(value)
+        return self.alpha
+
+
+def _matches(pattern, stem):
+    try:
+        return re.fullmatch(rf"(.*\.)?({pattern})", stem) is not None
+    except re.error:
+        return False
+
+
+def adapter_config(metadata: Mapping[str, str]) -> AdapterConfig | None:
+    """The configuration in ``lora_adapter_metadata`` (JSON, keys "transformer.<name>"), or None."""
+    try:
+        table = json.loads(metadata.get("lora_adapter_metadata", ""))
+    except ValueError:
+        return None
+    if not isinstance(table, dict):
+        return None
+    found = {key.removeprefix("transformer."): value for key, value in table.items()}
+    return AdapterConfig(
+        rank=_number(found.get("r")),
+        alpha=_number(found.get("lora_alpha")),
+        rank_pattern=_numbers(found.get("rank_pattern")),
+        alpha_pattern=_numbers(found.get("alpha_pattern")),
+        rslora=found.get("use_rslora") is True,
+    )
+
+
+def _number(value):
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def _numbers(table):
+    if not isinstance(table, dict):
+        return {}
+    return {key: value for key, value in table.items() if _number(value) is not None}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How one file is read.
+
+    ``convention``  "comfyui" or "trainer": whose formula decides for DoRA's norm and for OFT's
+                    constraint, rescale and strength (adapters/dora.py and oft.py say what differs).
+    ``config``      the metadata's configuration, if alpha is to be taken from it, else None.
+    ``rslora``      the file carries the flag tensor that makes the scale alpha / sqrt(rank).
+    """
+
+    convention: str = "comfyui"
+    config: AdapterConfig | None = None
+    rslora: bool = False
+
+    def __post_init__(self):
+        if self.convention not in CONVENTIONS:
+            raise ValueError(f"convention is one of {CONVENTIONS}, not {self.convention!r}")
+
+    def scale(self, rank: int, alpha: float | None, stem: str) -> tuple[float, str]:
+        """(factor of ``up @ down``, the rule in words) for a module of ``rank`` whose file says ``alpha``."""
+        rslora, origin = self.rslora, "alpha"
+        if alpha is None and self.config is not None:
+            alpha, rslora, origin = self.config.alpha_of(stem), self.config.rslora, "alpha from the metadata"
+        if alpha is None:
+            return 1.0, "no alpha: scale 1"
+        if rslora:
+            return alpha / math.sqrt(rank), f"{origin} {alpha:g} / sqrt(rank {rank})"
+        return alpha / rank, f"{origin} {alpha:g} / rank {rank}"

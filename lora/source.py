@@ -1,0 +1,82 @@
+"""Where the tensors of a LoRA come from: a safetensors file mapped into memory, or a dict.
+
+Names, shapes and dtypes are known without touching data; a tensor is fetched when asked for,
+and one from a file is a view of the mapping (private: writing to it would not reach the file,
+and nothing here writes).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from . import header
+from .errors import FileError
+from .header import Entry
+
+_TAGS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}
+
+
+class FileSource:
+    """A safetensors file. Its header is checked in full when it is opened."""
+
+    def __init__(self, path: str | os.PathLike, name: str | None = None):
+        self.path = os.fspath(path)
+        self.name = name or os.path.basename(self.path)
+        checked = header.read(self.path)
+        self.entries: dict[str, Entry] = checked.entries
+        self.metadata: dict[str, str] = checked.metadata
+        try:
+            self._file = safe_open(self.path, framework="pt", device="cpu")
+        except (SafetensorError, OSError) as error:
+            raise FileError(f"cannot be opened: {error}", file=self.name) from error
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """The tensor under ``key``, a view of the mapped file."""
+        try:
+            return self._file.get_tensor(key)
+        except (SafetensorError, OSError, AttributeError) as error:
+            # AttributeError: a dtype that this version of torch does not have.
+            raise FileError(f"cannot be read: {error}", file=self.name, key=key) from error
+
+
+class DictSource:
+    """A dict of tensors, as a loader node hands it over. The dict is not copied and not changed."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], name: str | None = None, metadata=None):
+        self.name = name or "<dict>"
+        self.metadata: dict[str, str] = dict(metadata or {})
+        self._tensors = tensors
+        self.entries: dict[str, Entry] = {key: self._entry(key, value) for key, value in tensors.items()}
+
+    def _entry(self, key, value):
+        if not isinstance(key, str):
+            raise FileError("a key is not a text", file=self.name, key=repr(key))
+        if not isinstance(value, torch.Tensor):
+            raise FileError("the value is not a tensor", file=self.name, key=key, found=type(value).__name__)
+        return Entry(_TAGS.get(value.dtype, str(value.dtype)), tuple(value.shape), 0, 0)
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """The tensor under ``key``, the object of the dict itself."""
+        return self._tensors[key].detach()
+
+
+Source = FileSource | DictSource
+
+
+def open_source(source, name: str | None = None) -> Source:
+    """A :class:`FileSource` for a path, a :class:`DictSource` for a mapping; raises :class:`FileError`."""
+    if isinstance(source, (FileSource, DictSource)):
+        return source
+    if isinstance(source, Mapping):
+        return DictSource(source, name)
+    if isinstance(source, (str, os.PathLike)):
+        return FileSource(source, name)
+    raise TypeError(f"a LoRA is a path or a dict of tensors, not {type(source).__name__}")
