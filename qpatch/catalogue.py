@@ -50,6 +50,9 @@ HOOKS: tuple[Hook, ...] = (
         mends="SVDQW4A4Linear.from_linear and its like on a Linear that ComfyUI has not filled yet",
         targets=(
             Target("nunchaku.models.linear", "qpatch.hooks.lazy_linear", ("SVDQW4A4Linear",)),
+            Target("nunchaku.models.utils", "qpatch.hooks.lazy_fuse"),
+            Target("nunchaku.models.text_encoders.linear", "qpatch.hooks.lazy_w4", ("W4Linear",)),
+            Target("nunchaku.models.transformers.transformer_zimage", "qpatch.hooks.lazy_zimage_ff"),
         ),
         distributions=("nunchaku",),
         checked="nunchaku 1.2.1, 1.3.0.dev20260213",

@@ -16,7 +16,9 @@ from _thread import _local
 #: what catalogue.py says, because that module is too large to load at every start; a test
 #: keeps the two equal.
 TARGETS = {
-    "linear": ("nunchaku.models.linear",),
+    "linear": ("nunchaku.models.linear", "nunchaku.models.text_encoders.linear"),
+    "utils": ("nunchaku.models.utils",),
+    "transformer_zimage": ("nunchaku.models.transformers.transformer_zimage",),
     "zimage": ("*.models.zimage",),
     "smoke": ("qpatch.smoke",),
 }
