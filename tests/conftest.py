@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,9 @@ class Env:
 
     def see_parent(self):
         """Let this environment see the packages of the one the tests run in (torch, safetensors)."""
-        (self.site / "zzz_parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        # All of them: the tests may run in an environment that sees its torch through a .pth itself.
+        seen = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+        (self.site / "zzz_parent.pth").write_text("\n".join(seen) + "\n")
 
     def run(self, code, *, flags=(), env=None, cwd=None, check=True, timeout=120):
         """Run ``code`` in a child interpreter of this environment; the finished process."""
