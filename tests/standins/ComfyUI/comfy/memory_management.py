@@ -1,0 +1,3 @@
+"""Stand-in: the switch of dynamic VRAM."""
+
+aimdo_enabled = False

@@ -1,0 +1,1 @@
+"""Stand-in: the node packs want it to be imported before them."""

@@ -1,0 +1,1 @@
+from . import text_encoders, transformers  # noqa: F401

@@ -1,0 +1,1 @@
+from . import linear  # noqa: F401

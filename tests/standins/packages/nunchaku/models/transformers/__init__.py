@@ -1,0 +1,1 @@
+from . import transformer_zimage  # noqa: F401
