@@ -15,11 +15,18 @@ from ..rules import Rules
 from ..source import DictSource
 from .base import Adapter
 from .full import Bias, Difference, Replacement
+from .glora import GLoRA
+from .ia3 import IA3, PeftIA3
+from .loha import LoHa
+from .lokr import LoKr
 from .lora import LoRA
+from .oft import BOFT, OFT, InputRotation
 
 __all__ = ["Adapter", "KINDS", "build", "from_layer"]
 
-KINDS: tuple[type[Adapter], ...] = (LoRA, Difference, Replacement)
+KINDS: tuple[type[Adapter], ...] = (
+    LoRA, LoKr, LoHa, GLoRA, OFT, InputRotation, IA3, PeftIA3, Difference, Replacement,
+)
 
 
 def from_layer(layer: Layer) -> Adapter:
@@ -31,6 +38,8 @@ def from_layer(layer: Layer) -> Adapter:
     kinds = [kind for kind in KINDS if kind.marks & layer.keys.keys()]
     if len(kinds) > 1:
         raise layer.refuse(FileError, "the layer holds several adapters: " + ", ".join(kind.kind for kind in kinds))
+    if kinds == [OFT] and len(layer.raw_shape(Role.oft_blocks)) == 4:
+        return BOFT(layer)
     if kinds:
         return kinds[0](layer)
     if Bias.marks & layer.keys.keys():

@@ -11,7 +11,13 @@ import torch
 from ..errors import IncompleteAdapter, ShapeError
 from ..keys import Role, Target
 from ..layer import Layer
+from ..structured import Structured
 from ..terms import Delta
+from .dora import decompose, magnitude_axis
+
+#: Up to this rank the exact factors of a structured change are given as terms; beyond it the
+#: change stays as it is, and whoever places it truncates it to the user's budget.
+SMALL_RANK = 128
 
 _SHARED = frozenset({Role.alpha, Role.scale, Role.diff_b, Role.b_norm, Role.up_bias})
 
@@ -40,6 +46,8 @@ class Adapter(abc.ABC):
         layer.check_dtypes()
         self.shape: tuple[int, ...] | None = self._measure()
         self._check_bias()
+        if Role.dora in layer:
+            magnitude_axis(layer, self.shape)
 
     @property
     def target(self) -> Target:
@@ -86,7 +94,11 @@ class Adapter(abc.ABC):
 
         Raises :class:`NonFiniteError` (naming file and key) for NaN or Inf.
         """
-        return replace(self._change(), bias=self._bias(), note=self.scale_note)
+        delta, note = self._change(), self.scale_note
+        if Role.dora in self.layer:
+            delta = decompose(delta, self.layer, self.shape)
+            note = f"{note}; {delta.note}"
+        return replace(delta, bias=self._bias(), note=note)
 
     def misfit(self, out: int, inp: int) -> str | None:
         """Why the layer does not fit a weight of ``out`` x ``inp``, or None if it does (or does not say)."""
@@ -105,6 +117,12 @@ class Adapter(abc.ABC):
         if strange:
             raise self.layer.refuse(IncompleteAdapter, f"{sorted(strange)[0]} has no meaning beside {self.kind}",
                                     sorted(strange)[0])
+
+    def _same_rank(self, first: Role, one: int, second: Role, other: int):
+        """Raise :class:`ShapeError` where the inner extents of two factors that are multiplied differ."""
+        if one != other:
+            raise self.layer.refuse(ShapeError, f"the ranks of {first} and {second} disagree", second,
+                                    expected=one, found=other)
 
     def _scale_and_note(self) -> tuple[float, str]:
         if Role.scale in self.layer:
@@ -129,3 +147,10 @@ class Adapter(abc.ABC):
         if Role.up_bias in self.layer:
             parts.append(self.layer.tensor(Role.up_bias).float() * self.scale)
         return sum(parts) if parts else None
+
+
+def factored(change: Structured) -> Delta:
+    """A structured change as exact terms where their rank is small, else as it is."""
+    if change.exact_rank <= SMALL_RANK:
+        return Delta(terms=change.terms())
+    return Delta(dense=change)
