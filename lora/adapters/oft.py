@@ -17,7 +17,7 @@ import math
 
 import torch
 
-from ..errors import ShapeError
+from ..errors import ShapeError, UnsupportedAdapter
 from ..keys import Role
 from ..terms import Delta
 from .base import Adapter
@@ -26,8 +26,14 @@ from .base import Adapter
 class _OutputRotation(Adapter):
     """``oft_blocks`` as Q with R = (I + Q)(I - Q)^-1, the Cayley transform of a skew-symmetric Q."""
 
-    marks = needs = frozenset({Role.oft_blocks})
+    marks = frozenset({Role.oft_blocks, Role.oft_diag})
     takes = frozenset({Role.rescale})
+
+    def _check_roles(self):
+        super()._check_roles()
+        if Role.oft_diag in self.layer:
+            raise self.layer.refuse(UnsupportedAdapter, "oft_diag means two different things in two early versions of "
+                                    "LyCORIS, and the file does not say which", Role.oft_diag)
 
     def _scale_and_note(self):
         bound = f"norm of Q at most {self._bound():g}" if self._bound() else "no bound on Q"
