@@ -7,7 +7,7 @@ that :func:`activate` does is put one finder on ``sys.meta_path``.
 
 __version__ = "0.1.0"
 
-#: What went wrong in :func:`activate`, for ``qpatch status``; None when nothing did.
+#: What went wrong in start-up, for ``qpatch status``; None when nothing did.
 activation_error = None
 
 
@@ -29,5 +29,8 @@ def activate():
         from . import finder
 
         finder.install()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Not only Exception: a SystemExit that leaves a .pth file ends the interpreter.
         activation_error = error

@@ -1,7 +1,7 @@
 """The meta-path finder: notices that a target is being imported, and says so to the engine.
 
 Loaded at every interpreter start, so it imports only what the interpreter itself has loaded.
-It searches nothing on its own: for a target it asks the other finders, and shadows
+It searches nothing on its own: for a target it asks the finders behind it, and shadows
 ``exec_module`` *on the loader instance* they found. The shadow takes itself off as its first
 act, so the module body, ``inspect``, ``importlib.resources``, ``pickle`` and ``reload`` all
 meet the original loader.
@@ -10,6 +10,8 @@ meet the original loader.
 import sys
 from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader
 from _thread import _local
+
+from . import __version__
 
 #: Last component of a target's name -> the patterns that end in it. A pattern is a full module
 #: name, or ``*.`` and a tail (ComfyUI names a custom node by its folder's path). It repeats
@@ -22,6 +24,11 @@ TARGETS = {
     "zimage": ("*.models.zimage",),
     "smoke": ("qpatch.smoke",),
 }
+
+#: Targets found with a loader that cannot be watched: module name -> what kind of loader.
+unwatched = {}
+
+_thread = _local()
 
 
 def matches(name, patterns):
@@ -36,55 +43,89 @@ class Finder:
     """Answers for target modules only; every other name costs one look-up in a dict."""
 
     #: How a second copy of qpatch (user site and venv, editable and wheel) knows this one.
-    qpatch_finder = True
+    qpatch_finder = __version__
 
-    def __init__(self):
-        self._thread = _local()
-
-    def find_spec(self, name, path=None, target=None):
-        """The spec that the other finders give for a target, its loader watched; else None."""
-        patterns = TARGETS.get(name.rpartition(".")[2])
-        if patterns is None or not matches(name, patterns):
+    # Static, because importlib fetches it anew for each import: that spares a bound method each time.
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        """The spec that the finders behind this one give for a target, its loader watched; else None."""
+        if name.rpartition(".")[2] not in TARGETS:
             return None
-        # A finder that we ask may ask all finders in its turn, us included.
-        busy = self._thread.__dict__.setdefault("busy", set())
-        if name in busy:
-            return None
-        busy.add(name)
-        try:
-            spec = self._ask_others(name, path, target)
-        finally:
-            busy.discard(name)
-        if spec is not None:
-            watch(spec)
-        return spec
+        return _find_target(name, path, target)
 
-    def _ask_others(self, name, path, target):
-        # Not importlib.util.find_spec: that one takes module locks and can deadlock.
-        for other in list(sys.meta_path):
-            if getattr(other, "qpatch_finder", False):
-                continue
-            find_spec = getattr(other, "find_spec", None)
-            spec = find_spec(name, path, target) if find_spec is not None else None
-            if spec is not None:
-                return spec
+
+def _find_target(name, path, target):
+    """As :meth:`Finder.find_spec`.
+
+    importlib calls finders while it holds the global import lock: nothing may be imported here,
+    not even a module of ours, or two threads can wait for each other for ever.
+    """
+    if not matches(name, TARGETS[name.rpartition(".")[2]]):
         return None
+    # A finder that we ask may ask all finders in its turn, us included. The guard belongs to the
+    # thread: another thread that imports the same name must not be sent past us.
+    busy = _thread.__dict__.setdefault("busy", set())
+    if name in busy:
+        return None
+    busy.add(name)
+    try:
+        spec = _ask_those_behind(name, path, target)
+    finally:
+        busy.discard(name)
+    if spec is not None:
+        try:
+            watch(spec)
+        except Exception as error:
+            # What another finder answers may be anything; that it cannot be watched must not stop the import.
+            unwatched[name] = f"{type(spec).__name__} ({type(error).__name__}: {error})"
+    return spec
+
+
+def _ask_those_behind(name, path, target):
+    # Those in front have been asked already. Not importlib.util.find_spec: that one imports the
+    # parent package and takes module locks.
+    finders = list(sys.meta_path)
+    for place, other in enumerate(finders):
+        if is_ours(other):
+            finders = finders[place + 1:]
+            break
+    for other in finders:
+        find_spec = getattr(other, "find_spec", None)
+        spec = find_spec(name, path, target) if find_spec is not None else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def is_ours(finder):
+    """The version of the copy of qpatch that ``finder`` belongs to; None for anybody else's."""
+    return getattr(type(finder), "qpatch_finder", None)
 
 
 class Shadow:
     """Stands in for ``exec_module`` on one loader instance, for one execution.
 
-    A module-level class, so that a spec that was found but never executed can be pickled.
+    A module-level class with equality by name, so that a spec that was found but never executed
+    can be pickled and compared.
     """
 
     def __init__(self, loader, name):
         self.loader = loader
         self.name = name
 
+    def __eq__(self, other):
+        return type(other) is Shadow and self.name == other.name
+
+    def __hash__(self):
+        return hash(self.name)
+
     def __call__(self, module):
         self.loader.__dict__.pop("exec_module", None)
+        registered = sys.modules.get(self.name) is module
         self.loader.exec_module(module)
-        executed(self.name, module)
+        # The body may have put something else in its place; a module that was never registered
+        # (module_from_spec and exec_module by hand) is not to be confused with the one that is.
+        executed(self.name, sys.modules.get(self.name, module) if registered else module)
 
 
 # The interpreter leaves its own import machinery out of tracebacks by looking at file and
@@ -97,43 +138,52 @@ Shadow.__call__.__code__ = Shadow.__call__.__code__.replace(
 
 def executed(name, module):
     """Hand a module whose body has just run to the engine; nothing of ours may break the import."""
-    # A module may have put something else in its place.
-    module = sys.modules.get(name, module)
     try:
         from . import engine
+
+        failure = engine.loaded(name, module)
     except Exception as error:
         import qpatch
 
         qpatch.activation_error = error
         return
-    engine.loaded(name, module)
+    # Only with QPATCH_STRICT.
+    if failure is not None:
+        raise failure
 
 
 def watch(spec):
-    """Shadow the loader of ``spec``, or leave it alone where that is not safe, and say so."""
+    """Shadow the loader of ``spec``; where that is not safe leave it alone and note its kind."""
     loader = spec.loader
     # Another post-import library or importlib.util.LazyLoader wraps the loader it found.
     for _ in range(4):
-        if type(loader) in (SourceFileLoader, SourcelessFileLoader):
+        if _can_be_shadowed(loader, spec.name):
             loader.exec_module = Shadow(loader, spec.name)
+            unwatched.pop(spec.name, None)
             return
-        loader = getattr(loader, "loader", None)
+        loader = getattr(loader, "loader", None) or getattr(loader, "__wrapped__", None)
     # Namespace packages have nothing to run. Zip, frozen, built-in and extension loaders are
     # shared between modules, or their modules cannot be patched.
-    from . import engine
+    kind = spec.loader if isinstance(spec.loader, type) else type(spec.loader)
+    unwatched[spec.name] = kind.__name__
 
-    engine.unwatched(spec.name, spec.loader)
+
+def _can_be_shadowed(loader, name):
+    # type() and not isinstance(): a proxy claims the class of what it wraps. The name, because
+    # only a loader made for this one module is not shared with others.
+    return issubclass(type(loader), (SourceFileLoader, SourcelessFileLoader)) and loader.name == name
 
 
 def install():
     """Insert the finder unless one stands there, and offer targets imported before it came."""
-    for other in sys.meta_path:
-        if getattr(other, "qpatch_finder", False):
-            return
-    sys.meta_path.insert(0, Finder())
+    standing = [other for other in sys.meta_path if is_ours(other)]
+    if not standing:
+        sys.meta_path.insert(0, Finder())
+    elif not isinstance(standing[0], Finder):
+        # Another copy of qpatch was first; two that patch the same modules would be one too many.
+        return
     for name in list(sys.modules):
-        patterns = TARGETS.get(name.rpartition(".")[2])
-        if patterns is not None and matches(name, patterns):
+        if name.rpartition(".")[2] in TARGETS and matches(name, TARGETS[name.rpartition(".")[2]]):
             from . import engine
 
             engine.catch_up()
