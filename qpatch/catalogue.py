@@ -5,8 +5,6 @@ Adding a hook: an entry here, the target's pattern in ``finder.TARGETS``, a modu
 
 from dataclasses import dataclass
 
-from .finder import matches
-
 
 @dataclass(frozen=True)
 class Target:
@@ -14,8 +12,8 @@ class Target:
 
     ``pattern``: a full module name, or ``*.`` and a tail (see ``finder.TARGETS``).
     ``implementation``: dotted name of the module in hooks/ that patches it.
-    ``defines``: names that the module must define after it ran. For a tail pattern they decide
-    whether this is the target at all; for a full name a missing one means ``incompatible``.
+    ``defines``: names that the module must define after it ran; without one of them the hook is
+    ``incompatible``. A module that fits a tail pattern and has none of them is not the target.
     """
 
     pattern: str
@@ -32,7 +30,8 @@ class Hook:
     """One repair, switched by its name.
 
     ``distributions``: what to look up for the version in reports; ``checked``: the versions it
-    was run against; ``internal`` hooks are of qpatch itself and not listed by default.
+    was run against; ``variables``: environment variables of its own; ``internal`` hooks are of
+    qpatch itself, not listed and not switched.
     """
 
     name: str
@@ -41,6 +40,7 @@ class Hook:
     default: bool = True
     distributions: tuple[str, ...] = ()
     checked: str = ""
+    variables: tuple[str, ...] = ()
     internal: bool = False
 
 
@@ -85,14 +85,6 @@ def named(name: str) -> Hook:
         if hook.name == name:
             return hook
     raise KeyError(name)
-
-
-def wanting(module_name: str):
-    """Each (hook, target) whose pattern fits ``module_name``."""
-    for hook in HOOKS:
-        for target in hook.targets:
-            if matches(module_name, (target.pattern,)):
-                yield hook, target
 
 
 def patterns() -> dict[str, tuple[str, ...]]:

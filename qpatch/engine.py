@@ -6,35 +6,48 @@ them through).
 """
 
 import importlib
-import sys
 import traceback
 
-from . import finding, log, patching, states, toggles
-from .catalogue import HOOKS, wanting
-from .finder import matches
+from . import finder, finding, log, patching, states, targets, toggles
 
 _complained = False
+#: (hook, name, module) -> the turn that is under way. No lock: hooks run foreign code, which may fork or come back here.
+_in_hand: dict[tuple, object] = {}
 
 
-def loaded(name: str, module) -> None:
-    """Offer ``module``, whose body has just run, to the hooks that want a module of this name."""
+def loaded(name: str, module):
+    """Offer ``module``, whose body has just run, to the hooks that want a module of this name.
+
+    Returns the first error of a hook if ``QPATCH_STRICT`` lets errors through, else None.
+    """
     _complain_once()
-    for hook, target in wanting(name):
-        try:
-            _attempt(hook, target, name, module)
-        except Exception:
-            if toggles.strict():
-                raise
-            text = traceback.format_exc()
-            states.record(hook, target, name, module, states.FAILED, _last_line(text), error=text)
-            log.warning(f"{hook.name} failed on {name} and left it as it was: {_last_line(text)}"
-                        " (traceback: qpatch status, or QPATCH_LOG=debug)")
-            log.debug(text)
+    failures = [_offer(hook, target, name, module) for hook, target in targets.wanting(name)]
+    failure = next((error for error in failures if error is not None), None)
+    return failure if toggles.strict() else None
+
+
+def _offer(hook, target, name, module):
+    """One hook's turn; the error that it ended in, or None."""
+    key, turn = (hook.name, name, id(module)), object()
+    if _in_hand.setdefault(key, turn) is not turn:
+        return None
+    try:
+        _attempt(hook, target, name, module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Not only Exception: a hook tries upstream's code, and that must not end the process here.
+        _failed(hook, target, name, module)
+        return error
+    finally:
+        _in_hand.pop(key, None)
+    return None
 
 
 def _attempt(hook, target, name, module) -> None:
-    missing = [wanted for wanted in target.defines if wanted not in vars(module)]
-    if missing and not target.exact:
+    missing = targets.missing(target, module)
+    if missing and not target.exact and len(missing) == len(target.defines):
+        # A module of the same tail that has nothing of the target: another one altogether.
         return
     reason = toggles.why_disabled(hook)
     if reason is not None:
@@ -45,11 +58,15 @@ def _attempt(hook, target, name, module) -> None:
     else:
         implementation = importlib.import_module(target.implementation)
         found = implementation.examine(module)
-    if found.verdict != finding.NEEDED:
+    if found.verdict == finding.NEEDED:
+        _mend(hook, target, name, module, found, implementation)
+    elif not _already_mended(hook, target, name, module):
         states.record(hook, target, name, module, found.verdict, found.reason)
         say = log.warning if found.verdict == finding.INCOMPATIBLE else log.debug
         say(f"{hook.name} {found.verdict} for {name}: {found.reason}")
-        return
+
+
+def _mend(hook, target, name, module, found, implementation) -> None:
     patches = list(implementation.patches(module))
     for patch in patches:
         patch.by = hook.name
@@ -58,27 +75,32 @@ def _attempt(hook, target, name, module) -> None:
     (log.debug if hook.internal else log.info)(f"{hook.name} applied to {name}")
 
 
-def unwatched(name: str, loader) -> None:
-    """Note that a target was found by a loader that qpatch does not touch."""
-    if loader is None:
-        return
-    for hook, target in wanting(name):
-        if target.exact:
-            kind = loader.__name__ if isinstance(loader, type) else type(loader).__name__
-            states.record(hook, target, name, None, states.INCOMPATIBLE,
-                          f"loaded by {kind}, and only plain source files are patched")
+def _already_mended(hook, target, name, module) -> bool:
+    """Whether the target behaves because of us: a reload keeps what the new body does not define."""
+    before = states.last(hook, target, name)
+    return before is not None and before.module is module and before.patches and before.state == states.APPLIED
+
+
+def _failed(hook, target, name, module) -> None:
+    text = traceback.format_exc()
+    line = text.strip().rpartition("\n")[2]
+    states.record(hook, target, name, module, states.FAILED, line, error=text)
+    log.warning(f"{hook.name} failed on {name} and left it as it was: {line}"
+                " (traceback: qpatch status, or QPATCH_LOG=debug)")
+    log.debug(text)
 
 
 def catch_up() -> None:
-    """Offer every target that is in ``sys.modules`` already and that no hook has met."""
-    for name, module in list(sys.modules.items()):
-        if module is None or not any(matches(name, (t.pattern,)) for h in HOOKS for t in h.targets):
-            continue
-        # A module whose body is still running is offered when it is done, or next time.
-        spec = getattr(module, "__dict__", {}).get("__spec__")
-        if getattr(spec, "_initializing", False) or states.met(name, module):
-            continue
-        loaded(name, module)
+    """Offer every target in ``sys.modules`` that no hook has met; raises only with ``QPATCH_STRICT``."""
+    failure = None
+    for name, module in targets.in_sys_modules():
+        if targets.asleep(module):
+            # A lazy module whose body has not run: forcing it here would be an import nobody asked for.
+            finder.watch(targets.contents(module)["__spec__"])
+        elif not targets.running(module) and not states.met(name, module):
+            failure = failure or loaded(name, module)
+    if failure is not None:
+        raise failure
 
 
 def _complain_once() -> None:
@@ -87,7 +109,3 @@ def _complain_once() -> None:
         _complained = True
         for text in toggles.complaints():
             log.warning(text)
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]

@@ -7,33 +7,9 @@ node pack could leave behind or peel off unseen. Several hooks may wrap one func
 
 from types import FunctionType
 
-MARK = "__qpatch__"
+from .layers import MARK, bare, layers, marked, reaches, where
+
 _ABSENT = object()
-
-
-def marked(function, by: str | None = None) -> bool:
-    """Whether ``function`` (or the function inside a classmethod or staticmethod) is ours, or the hook ``by``'s."""
-    own = getattr(_bare(function), "__dict__", {})
-    return MARK in own and (by is None or own[MARK] == by)
-
-
-def layers(function):
-    """``function`` and what it wraps, outermost first, as far as ``__wrapped__`` tells."""
-    step, seen = _bare(function), set()
-    while step is not None and id(step) not in seen:
-        yield step
-        seen.add(id(step))
-        step = getattr(step, "__wrapped__", None)
-
-
-def _bare(attribute):
-    return attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
-
-
-def _where(function) -> str:
-    bare = _bare(function)
-    module = getattr(bare, "__module__", None) or "?"
-    return f"{module}.{getattr(bare, '__qualname__', type(bare).__name__)}"
 
 
 def dress(replacement, original, by: str = ""):
@@ -70,6 +46,10 @@ class Patch:
         """None while the change is in effect, else who stands there now."""
         raise NotImplementedError
 
+    def in_front(self) -> str | None:
+        """Who has put something in front of the change that calls through to it; None if nobody has."""
+        return None
+
 
 class Wrap(Patch):
     """Replace the function ``owner.name`` by ``make(original)``.
@@ -103,8 +83,8 @@ class Wrap(Patch):
         original = self._original()
         if self._raw() is not _ABSENT and any(marked(layer, self.by) for layer in layers(original)):
             return
-        bare = _bare(original)
-        replacement = dress(self.make(bare), bare, self.by)
+        plain = bare(original)
+        replacement = dress(self.make(plain), plain, self.by)
         if isinstance(original, (classmethod, staticmethod)):
             replacement = type(original)(replacement)
         self.before, self.put = self._raw(), replacement
@@ -125,7 +105,16 @@ class Wrap(Patch):
         # Somebody who wraps us and calls through leaves our behaviour in effect.
         if any(marked(layer, self.by) for layer in layers(current)):
             return None
-        return f"{self!r} is now {_where(current)}"
+        if self.put is not None and reaches(current, bare(self.put)):
+            return None
+        return f"{self!r} is now {where(current)}"
+
+    def in_front(self):
+        current = self._raw()
+        # By the place of its code, not by our mark: functools.wraps copies the mark.
+        if current is _ABSENT or current is self.put or where(current).startswith("qpatch."):
+            return None
+        return f"{self!r} is called through {where(current)}"
 
 
 class Supply(Patch):
@@ -133,6 +122,7 @@ class Supply(Patch):
 
     def __init__(self, owner, name, value):
         self.owner, self.name, self.value = owner, name, value
+        self.applied = False
 
     def __repr__(self):
         return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
@@ -142,10 +132,11 @@ class Supply(Patch):
             return
         if isinstance(self.value, FunctionType):
             setattr(self.value, MARK, self.by)
+        self.applied = True
         setattr(self.owner, self.name, self.value)
 
     def revert(self):
-        if vars(self.owner).get(self.name) is self.value:
+        if self.applied and vars(self.owner).get(self.name) is self.value:
             delattr(self.owner, self.name)
 
     def lost(self):
@@ -157,18 +148,23 @@ class Supply(Patch):
 
 
 def put(patches):
-    """Apply ``patches`` in order; when one raises, take back those before it and re-raise."""
-    done = []
+    """Apply ``patches`` in order; when one raises, take all of them back and re-raise."""
     try:
         for patch in patches:
             patch.apply()
-            done.append(patch)
     except BaseException:
-        take_back(done)
+        # All, not those that came to an end: an interrupt can fall between a change and the note of it.
+        take_back(patches)
         raise
 
 
 def take_back(patches):
-    """Revert ``patches``, last first."""
+    """Revert ``patches``, last first; one that cannot be reverted does not keep the others from it."""
+    failure = None
     for patch in reversed(patches):
-        patch.revert()
+        try:
+            patch.revert()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

@@ -7,15 +7,14 @@
 ``QPATCH_STRICT=1``     errors inside hooks propagate, for CI
 """
 
-import difflib
 import os
 
 from .catalogue import HOOKS, Hook
 
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "quiet": 100}
-#: Variables that single hooks read; a hook with one of its own adds it here, for ``complaints``.
-OTHER_VARIABLES: set[str] = set()
-_KNOWN = {"QPATCH", "QPATCH_DISABLE", "QPATCH_ENABLE", "QPATCH_LOG", "QPATCH_STRICT"}
+OFF, ON = ("0", "off", "false", "no"), ("1", "on", "true", "yes")
+_FLAGS = ("QPATCH", "QPATCH_STRICT")
+_LISTS = ("QPATCH_DISABLE", "QPATCH_ENABLE")
 
 
 def _flag(name: str) -> str:
@@ -28,12 +27,12 @@ def _names(variable: str) -> list[str]:
 
 def off() -> bool:
     """Whether ``QPATCH`` switches everything off."""
-    return _flag("QPATCH") in ("0", "off", "false", "no")
+    return _flag("QPATCH") in OFF
 
 
 def strict() -> bool:
     """Whether an error inside a hook is to propagate."""
-    return _flag("QPATCH_STRICT") in ("1", "on", "true", "yes")
+    return _flag("QPATCH_STRICT") in ON
 
 
 def log_level() -> int:
@@ -41,8 +40,15 @@ def log_level() -> int:
     return LOG_LEVELS.get(_flag("QPATCH_LOG") or "info", LOG_LEVELS["info"])
 
 
+def log_level_given() -> bool:
+    """Whether ``QPATCH_LOG`` names a level, so that what it asks for is to be seen."""
+    return _flag("QPATCH_LOG") in LOG_LEVELS
+
+
 def why_disabled(hook: Hook) -> str | None:
     """The toggle that keeps ``hook`` off, in words; None if it is on."""
+    if hook.internal:
+        return None
     if hook.name in _names("QPATCH_DISABLE"):
         return "QPATCH_DISABLE names it"
     if not hook.default and hook.name not in _names("QPATCH_ENABLE"):
@@ -52,22 +58,30 @@ def why_disabled(hook: Hook) -> str | None:
 
 def complaints() -> list[str]:
     """One line for each value that qpatch does not understand, with the nearest it knows."""
-    found = []
-    hooks = [hook.name for hook in HOOKS]
-    for variable in ("QPATCH_DISABLE", "QPATCH_ENABLE"):
-        for name in _names(variable):
-            if name not in hooks:
-                found.append(f"{variable}: there is no hook '{name}'{_nearest(name, hooks)}")
+    hooks = [hook.name for hook in HOOKS if not hook.internal]
+    found = [
+        f"{variable}: there is no hook '{name}'{_nearest(name, hooks)}"
+        for variable in _LISTS for name in _names(variable) if name not in hooks
+    ]
     level = _flag("QPATCH_LOG")
     if level and level not in LOG_LEVELS:
         found.append(f"QPATCH_LOG: '{level}' is not a level{_nearest(level, list(LOG_LEVELS))}")
-    for variable in os.environ:
-        if variable.startswith("QPATCH_") and not variable.startswith("QPATCH_TEST_"):
-            if variable not in _KNOWN | OTHER_VARIABLES:
-                found.append(f"{variable} is not a variable of qpatch{_nearest(variable, sorted(_KNOWN | OTHER_VARIABLES))}")
-    return found
+    for variable in _FLAGS:
+        if _flag(variable) and _flag(variable) not in OFF + ON:
+            found.append(f"{variable}: '{_flag(variable)}' is neither {'|'.join(ON)} nor {'|'.join(OFF)}")
+    return found + _unknown_variables()
+
+
+def _unknown_variables() -> list[str]:
+    known = {*_FLAGS, *_LISTS, "QPATCH_LOG"}.union(*(hook.variables for hook in HOOKS))
+    # QPATCH_TEST_*: the test suite's own.
+    found = [name for name in os.environ if name.startswith("QPATCH_") and not name.startswith("QPATCH_TEST_")]
+    return [f"{name} is not a variable of qpatch{_nearest(name, sorted(known))}" for name in found if name not in known]
 
 
 def _nearest(word: str, known: list[str]) -> str:
+    # Imported here: it is large, and hardly anyone misspells a variable.
+    import difflib
+
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
