@@ -1,8 +1,10 @@
 """Fixtures that all tests share: the built wheel, fresh virtual environments, child processes."""
 
 import os
+import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,15 +16,49 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 
+@cache
+def interpreters():
+    """Version -> executable of each Python from 3.10 up that this machine has.
+
+    Looked for in QPATCH_TEST_PYTHONS (executables, separated as in PATH), on PATH and among
+    pyenv's; the one that runs the tests comes first.
+    """
+    named = [Path(name) for name in os.environ.get("QPATCH_TEST_PYTHONS", "").split(os.pathsep) if name]
+    on_path = [Path(found) for minor in range(10, 20) if (found := shutil.which(f"python3.{minor}"))]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = {}
+    for python in [Path(sys.executable), *named, *on_path, *sorted(pyenv.glob("3.1?.*/bin/python3"))]:
+        done = subprocess.run(
+            [python, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True,
+        )
+        # A shim of a version manager can stand on PATH for a version that is not there.
+        if done.returncode == 0:
+            found.setdefault(done.stdout.strip(), str(python))
+    return found
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
     """The wheel, built from this checkout (or named by QPATCH_TEST_WHEEL)."""
     named = os.environ.get("QPATCH_TEST_WHEEL")
     if named:
         return Path(named)
-    out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    return build_wheel(copy_of_the_source(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel"))
+
+
+def copy_of_the_source(folder):
+    """What the package is built from, copied: setuptools leaves its work behind and would use it again."""
+    for name in ("qpatch", "hooks", "lora"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "qpatch.pth", "qpatch.start"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def build_wheel(source, out, env=None):
+    """Build the wheel of the project in ``source`` into ``out`` with the setuptools that is installed; its path."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})})
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = out.glob("*.whl")
     return built
@@ -34,6 +70,7 @@ class Env:
     def __init__(self, folder: Path, base_python: str = sys.executable):
         subprocess.run([base_python, "-m", "venv", "--without-pip", str(folder)], check=True)
         self.folder = folder
+        self.base = Path(base_python).resolve()
         self.python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
         self.site = Path(self.run("import sysconfig; print(sysconfig.get_path('purelib'))", flags=["-I"]).stdout.strip())
 
@@ -43,6 +80,19 @@ class Env:
                    "--quiet", "--disable-pip-version-check", *map(str, what)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+    def uninstall(self, name):
+        """pip uninstall from this environment."""
+        command = [sys.executable, "-m", "pip", "--python", str(self.python), "uninstall", "--yes", "--quiet",
+                   "--disable-pip-version-check", name]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def copy_qpatch(self, folder):
+        """Put what is installed here of qpatch into another folder."""
+        for path in self.site.glob("qpatch*"):
+            target = Path(folder) / path.name
+            shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
 
     def see_parent(self):
         """Let this environment see the packages of the one the tests run in (torch, safetensors)."""
@@ -88,4 +138,21 @@ def fresh(tmp_path, wheel):
     """A fresh environment with the wheel, for tests that change it."""
     env = Env(tmp_path / "venv")
     env.install(wheel)
+    return env
+
+
+@pytest.fixture(scope="session", params=sorted(interpreters()))
+def each_python(request, tmp_path_factory, wheel):
+    """A fresh environment with nothing but the wheel in it, for each Python (shared: do not change it)."""
+    env = Env(tmp_path_factory.mktemp(f"python{request.param}") / "venv", interpreters()[request.param])
+    env.install(wheel)
+    return env
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory, each_python):
+    """An environment like ``each_python`` without qpatch, but with some .pth file (shared)."""
+    env = Env(tmp_path_factory.mktemp("bare") / "venv", str(each_python.python))
+    # Some Pythons load a codec to read any .pth file at all; that is not qpatch's doing.
+    (env.site / "zz.pth").write_text("# nothing\n")
     return env

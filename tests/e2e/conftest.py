@@ -1,0 +1,45 @@
+"""A folder for the stand-in targets of one test, and child processes that run in it."""
+
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).resolve().parent / "support"
+
+
+class Bench:
+    """``bench.write`` puts files into the folder; ``bench.run`` runs code there, with ``probe`` importable."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.prelude = ""
+        shutil.copy(SUPPORT / "probe.py", folder)
+
+    def write(self, **files):
+        """Module name (dots for folders, which become packages) -> source text."""
+        for name, text in files.items():
+            path = self.folder.joinpath(*name.split(".")).with_suffix(".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for parent in path.relative_to(self.folder).parents[:-1]:
+                (self.folder / parent / "__init__.py").touch()
+            path.write_text(textwrap.dedent(text))
+
+    def watch(self, *patterns, **how):
+        """Let each child register a hook on ``patterns`` first (``probe.watch``)."""
+        arguments = [*map(repr, patterns), *(f"{name}={value!r}" for name, value in how.items())]
+        self.prelude += f"import probe; probe.watch({', '.join(arguments)})\n"
+
+    def run(self, python, code, **how):
+        """Run ``code`` in a child of the environment ``python``; its standard output, stripped."""
+        return self.finished(python, code, **how).stdout.strip()
+
+    def finished(self, python, code, **how):
+        """As :meth:`run`, but the finished process."""
+        return python.run(self.prelude + textwrap.dedent(code), cwd=self.folder, **how)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)

@@ -1,0 +1,281 @@
+"""What a target module looks like after qpatch has mended it, in every way that it can come in."""
+
+import pytest
+
+TARGET = """
+    import sys
+    during = (type(__loader__).__name__, __spec__.loader is __loader__, sorted(vars(__loader__)))
+    def f(x):
+        return x
+"""
+
+
+def run(bench, python, code, **how):
+    bench.write(**{"pkg.target": TARGET})
+    bench.watch("pkg.target")
+    return bench.run(python, code, **how)
+
+
+def test_the_importer_sees_the_module_mended(each_python, bench):
+    run(bench, each_python, """
+        from pkg.target import f
+        assert f(1) == 2
+        assert probe.states() == {"pkg.target": "applied"}
+    """)
+
+
+def test_loader_and_spec_are_the_original_ones_during_and_after_the_import(each_python, bench):
+    run(bench, each_python, """
+        import pkg.target as target
+        from importlib.machinery import SourceFileLoader
+        assert target.during == ("SourceFileLoader", True, ["name", "path"]), target.during
+        assert type(target.__loader__) is SourceFileLoader and target.__spec__.loader is target.__loader__
+        assert sorted(vars(target.__loader__)) == ["name", "path"]
+        assert "exec_module" not in vars(target.__spec__.loader)
+    """)
+
+
+def test_source_resources_and_pickles_work_as_without_us(each_python, bench):
+    (bench.folder / "pkg").mkdir()
+    (bench.folder / "pkg" / "data.txt").write_text("data")
+    run(bench, each_python, """
+        import importlib.resources, inspect, linecache, pickle, pkgutil
+        import pkg.target as target
+        assert "def f(x)" in inspect.getsource(target)
+        assert "def f(x)" in inspect.getsource(target.f.__wrapped__)
+        assert inspect.signature(target.f) == inspect.signature(target.f.__wrapped__)
+        assert importlib.resources.files("pkg").joinpath("data.txt").read_text() == "data"
+        assert pkgutil.get_data("pkg.target", "data.txt") == b"data"
+        assert target.__loader__.get_source("pkg.target") == linecache.getlines(target.__file__)[0] + "".join(
+            linecache.getlines(target.__file__)[1:])
+        assert pickle.loads(pickle.dumps(target.f)) is target.f
+        assert pickle.loads(pickle.dumps(target.__loader__)) == target.__loader__
+    """)
+
+
+def test_a_reload_mends_the_fresh_functions_once(each_python, bench):
+    run(bench, each_python, """
+        import importlib, sys
+        import pkg.target as target
+        for _ in range(2 * sys.getrecursionlimit()):
+            importlib.reload(target)
+        assert target.f(1) == 2
+        assert not hasattr(target.f.__wrapped__, "__wrapped__")
+    """, env={"QPATCH_LOG": "quiet"})
+
+
+def test_a_module_without_a_spec_can_be_reloaded_as_far_as_python_allows(each_python, bench):
+    run(bench, each_python, """
+        import importlib
+        import pkg.target as target
+        target.__spec__ = None
+        importlib.reload(target)
+        assert target.f(1) == 2
+    """)
+
+
+def test_a_module_that_was_deleted_and_imported_again_is_mended(each_python, bench):
+    run(bench, each_python, """
+        import sys
+        import pkg.target
+        first = pkg.target
+        del sys.modules["pkg.target"]
+        import pkg.target
+        assert pkg.target is not first and pkg.target.f(1) == first.f(1) == 2
+    """)
+
+
+def test_a_target_imported_before_activation_is_mended_at_activation(each_python, bench):
+    run(bench, each_python, """
+        import sys, qpatch
+        ours = [finder for finder in sys.meta_path if type(finder).__module__ == "qpatch.finder"]
+        sys.meta_path.remove(*ours)
+        import pkg.target
+        assert pkg.target.f(1) == 1
+        assert probe.states() == {"pkg.target": "incompatible"}
+        qpatch.activate()
+        assert pkg.target.f(1) == 2
+        assert probe.states() == {"pkg.target": "applied"}
+        qpatch.activate()
+        assert pkg.target.f(1) == 2
+    """)
+
+
+def test_a_target_that_is_half_imported_at_activation_is_left_until_it_is_whole(each_python, bench):
+    bench.write(**{"pkg.target": """
+        import qpatch
+        qpatch.activate()
+        def f(x):
+            return x
+    """})
+    bench.watch("pkg.target")
+    bench.run(each_python, """
+        import sys, qpatch
+        sys.meta_path.remove(next(f for f in sys.meta_path if type(f).__module__ == "qpatch.finder"))
+        import pkg.target
+        assert pkg.target.f(1) == 1
+        assert probe.states() == {"pkg.target": "incompatible"}
+        qpatch.activate()
+        assert pkg.target.f(1) == 2
+    """)
+
+
+def test_a_circular_import_meets_the_body_unfinished_and_the_end_mended(each_python, bench):
+    bench.write(**{
+        "pkg.target": "def f(x):\n    return x\nimport pkg.friend\n",
+        "pkg.friend": "import pkg.target as target\nearly = target.f(1)\ndef late():\n    return target.f(1)\n",
+    })
+    bench.watch("pkg.target")
+    bench.run(each_python, "import pkg.target, pkg.friend; assert (pkg.friend.early, pkg.friend.late()) == (1, 2)")
+
+
+def test_the_hook_is_given_the_module_before_its_parent_knows_it(each_python, bench):
+    bench.write(parent_probe="""
+        import sys
+        from probe import patches, finding
+        def examine(module):
+            assert not hasattr(sys.modules["pkg"], "target")
+            return finding.needed("")
+    """, **{"pkg.target": TARGET})
+    bench.watch("pkg.target", implementation="parent_probe")
+    bench.run(each_python, """
+        import pkg.target
+        assert pkg.target.f(1) == 2
+    """, env={"QPATCH_STRICT": "1"})
+
+
+@pytest.mark.parametrize("body, state", [
+    ("sys.modules[__name__] = other = types.ModuleType(__name__); other.f = lambda x: x", "applied"),
+    ("class Own(types.ModuleType):\n    pass\nsys.modules[__name__].__class__ = Own\ndef f(x):\n    return x", "applied"),
+    ("class Slots:\n    __slots__ = ()\n    def f(self, x):\n        return x\nsys.modules[__name__] = Slots()", "incompatible"),
+], ids=["another module", "another class", "an object without a namespace"])
+def test_a_module_that_puts_something_else_in_its_place(each_python, bench, body, state):
+    bench.write(**{"pkg.target": "import sys, types\n" + body})
+    bench.watch("pkg.target")
+    bench.run(each_python, f"""
+        import sys
+        import pkg.target
+        assert sys.modules["pkg.target"].f(1) == {2 if state == "applied" else 1}
+        assert probe.states() == {{"pkg.target": {state!r}}}
+    """)
+
+
+def test_a_private_copy_made_by_hand_is_mended_and_not_confused_with_the_registered_one(each_python, bench):
+    run(bench, each_python, """
+        import importlib.util
+        import pkg.target
+        spec = importlib.util.spec_from_file_location("copy", pkg.target.__file__)
+        copy = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(copy)
+        assert copy.f(1) == 1
+        spec = importlib.util.find_spec("pkg.target")
+        from qpatch import finder
+        spec = finder.Finder.find_spec("pkg.target", pkg.__path__)
+        copy = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(copy)
+        assert copy.f(1) == pkg.target.f(1) == 2 and copy is not pkg.target
+    """)
+
+
+def test_a_spec_that_is_found_but_never_executed_is_an_ordinary_spec(each_python, bench):
+    run(bench, each_python, """
+        import copy, importlib.util, pickle
+        spec, again = (importlib.util.find_spec("pkg.target") for _ in range(2))
+        assert spec == again and hash(vars(spec.loader)["exec_module"]) == hash(vars(again.loader)["exec_module"])
+        for other in (pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec), copy.copy(spec)):
+            assert other.loader == spec.loader and other.origin == spec.origin
+            module = importlib.util.module_from_spec(other)
+            other.loader.exec_module(module)
+            assert module.f(1) == 2
+        assert "def f" in spec.loader.get_source("pkg.target")
+        assert probe.states() == {"pkg.target": "applied"}
+    """)
+
+
+def test_a_lazy_module_is_not_woken_and_is_mended_when_it_wakes(each_python, bench):
+    run(bench, each_python, """
+        import importlib.util, sys
+        def lazily():
+            spec = importlib.util.find_spec("pkg.target")
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+            module = sys.modules["pkg.target"] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+        def sleeps(module):
+            return type(module).__name__ == "_LazyModule"
+        import qpatch
+        module = lazily()
+        qpatch.activate()
+        assert probe.states() == {} and sleeps(module)
+        assert module.f(1) == 2
+        assert probe.states() == {"pkg.target": "applied"}
+
+        # And one that was found before qpatch stood there.
+        ours = next(f for f in sys.meta_path if type(f).__module__ == "qpatch.finder")
+        sys.meta_path.remove(ours)
+        module = lazily()
+        qpatch.activate()
+        assert sleeps(module)
+        assert module.f(1) == 2
+    """)
+
+
+def test_bytecode_is_the_same_with_and_without_us(each_python, bare, bench):
+    bench.write(**{"pkg.target": TARGET})
+    cached = bench.folder / "pkg" / "__pycache__"
+    bytes_of = {}
+    for env in (bare, each_python):
+        bench.run(env, "import pkg.target")
+        bench.watch("pkg.target")
+        (file,) = cached.glob("target.*.pyc")
+        bytes_of[env] = file.read_bytes()
+        file.unlink()
+    assert bytes_of[bare] == bytes_of[each_python]
+
+
+def test_a_target_of_bytecode_alone_is_mended(each_python, bench):
+    run(bench, each_python, """
+        import os, py_compile
+        py_compile.compile("pkg/target.py", cfile="pkg/target.pyc")
+        os.unlink("pkg/target.py")
+        import pkg.target
+        assert type(pkg.target.__loader__).__name__ == "SourcelessFileLoader"
+        assert pkg.target.f(1) == 2
+    """)
+
+
+def test_a_target_that_imports_another_target_has_both_mended(each_python, bench):
+    bench.write(**{"pkg.target": "from pkg import second\nfrom pkg.second import f as inner\ndef f(x):\n    return inner(x)\n",
+                   "pkg.second": "def f(x):\n    return x\n"})
+    bench.watch("pkg.target", "pkg.second")
+    bench.run(each_python, """
+        import pkg.target
+        assert pkg.target.f(1) == 3
+        assert probe.states() == {"pkg.target": "applied", "pkg.second": "applied"}
+    """)
+
+
+def test_a_hook_may_import_another_target(each_python, bench):
+    bench.write(importing_probe="""
+        from probe import finding, patches
+        def examine(module):
+            import pkg.second
+            assert pkg.second.f(1) == 2
+            return finding.needed("")
+    """, **{"pkg.target": TARGET, "pkg.second": TARGET})
+    bench.watch("pkg.target", implementation="importing_probe")
+    bench.watch("pkg.second", name="second")
+    bench.run(each_python, """
+        import pkg.target
+        assert pkg.target.f(1) == pkg.second.f(1) == 2
+    """, env={"QPATCH_STRICT": "1"})
+
+
+def test_other_modules_of_the_same_last_name_are_left_alone(each_python, bench):
+    bench.write(**{"pkg.target": TARGET, "other.target": TARGET, "target": TARGET, "deep.pkg.target": TARGET})
+    bench.watch("pkg.target")
+    bench.run(each_python, """
+        import pkg.target, other.target, target, deep.pkg.target
+        assert [m.f(1) for m in (pkg.target, other.target, target, deep.pkg.target)] == [2, 1, 1, 1]
+        assert list(probe.states()) == ["pkg.target"]
+    """)
