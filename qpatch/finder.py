@@ -122,18 +122,24 @@ class Shadow:
     def __call__(self, module):
         self.loader.__dict__.pop("exec_module", None)
         registered = sys.modules.get(self.name) is module
-        self.loader.exec_module(module)
+        try:
+            self.loader.exec_module(module)
+        except BaseException as error:
+            # Takes this frame out of the traceback; a bare raise does not add it again.
+            error.__traceback__ = error.__traceback__.tb_next
+            raise
         # The body may have put something else in its place; a module that was never registered
         # (module_from_spec and exec_module by hand) is not to be confused with the one that is.
         executed(self.name, sys.modules.get(self.name, module) if registered else module)
 
 
-# The interpreter leaves its own import machinery out of tracebacks by looking at file and
-# function name. A frame of ours in the middle would bring all of it back, into each traceback
-# of a node pack that fails to import, so this one frame is named as a part of the machinery.
-Shadow.__call__.__code__ = Shadow.__call__.__code__.replace(
-    co_filename="<frozen importlib._bootstrap>", co_name="_call_with_frames_removed"
-)
+if sys.version_info < (3, 11):
+    # There a bare raise restores the traceback that was caught. The interpreter leaves its own import
+    # machinery out of tracebacks by looking at file and function name, all of it or nothing: a frame
+    # of ours in the middle would bring it back, so this one frame is named as a part of it.
+    Shadow.__call__.__code__ = Shadow.__call__.__code__.replace(
+        co_filename="<frozen importlib._bootstrap>", co_name="_call_with_frames_removed"
+    )
 
 
 def executed(name, module):

@@ -72,7 +72,9 @@ class Env:
         self.folder = folder
         self.base = Path(base_python).resolve()
         self.python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-        self.site = Path(self.run("import sysconfig; print(sysconfig.get_path('purelib'))", flags=["-I"]).stdout.strip())
+        told = self.run("import sys, sysconfig; print('%d.%d' % sys.version_info[:2]); print(sysconfig.get_path('purelib'))")
+        self.version, site = told.stdout.split("\n", 1)
+        self.site = Path(site.strip())
 
     def install(self, *what):
         """pip install into this environment, without dependencies and without an index."""
