@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,10 @@ def copy_of_the_source(folder):
 
 
 def build_wheel(source, out, env=None):
-    """Build the wheel of the project in ``source`` into ``out`` with the setuptools that is installed; its path."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    """Build the wheel of the project in ``source`` into ``out``; its path."""
+    # The installed setuptools if it will do: an isolated build fetches one.
+    here = ["--no-isolation"] if int(version("setuptools").partition(".")[0]) >= 77 else []
+    command = [sys.executable, "-m", "build", "--wheel", *here, "--outdir", str(out), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})})
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = out.glob("*.whl")
