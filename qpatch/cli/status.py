@@ -1,14 +1,133 @@
 """``qpatch status``."""
 
 import json
+import sys
+import traceback
+
+from .errors import existing_folders
+from .text import count, row, wrap
+
+#: States that mean that somebody should look.
+BAD = ("failed", "lost", "incompatible")
 
 
 def configure(parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--comfyui", metavar="PATH", action="append",
+                        help="ComfyUI's folder, to look for node packs in (may be given twice)")
+    parser.add_argument("--import", action="store_true", dest="import_targets",
+                        help="import the targets that are here, on the CPU, and show what each hook makes of them")
+    parser.epilog = """states:
+  waiting       the target has not been imported in this process
+  applied       patched, and the patch is in effect
+  not-needed    upstream behaves by itself
+  disabled      by a QPATCH variable
+  incompatible  not of a shape that the hook knows: left alone
+  failed        the hook had an error, and left the target as it was
+  lost          was patched; something else stands there now
+
+Exit code 0 means: the import hook is live, and no hook failed, was lost or is incompatible.
+
+""" + parser.epilog
 
 
 def run(arguments) -> int:
-    from .. import states
+    report = collect(existing_folders(arguments.comfyui), arguments.import_targets)
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show(report)
+        if arguments.debug:
+            _show_errors(report)
+    return 0 if report["live"] and not any(hook["state"] in BAD for hook in report["hooks"]) else 1
 
-    print(json.dumps(states.snapshot(), indent=2))
-    return 0
+
+def collect(comfyui=(), import_targets: bool = False) -> dict:
+    """The whole report as plain data."""
+    import qpatch
+
+    from .. import catalogue, states, toggles
+    from ..doctor import activation, targets
+    from ..doctor import comfyui as folders
+    from ..doctor.context import Context
+
+    context = Context.here(comfyui)
+    live = states.live()
+    places = {hook.name: targets.find(hook, context) for hook in catalogue.HOOKS if not hook.internal}
+    errors = {}
+    if import_targets:
+        from ..doctor import dynamic_vram
+        from .importing import import_targets as bring
+
+        lazy = dynamic_vram.decide(context)[0] == "yes"
+        errors = bring([place for found in places.values() for place in found], folders.program(context), lazy)
+    error = qpatch.activation_error
+    return {
+        "qpatch": qpatch.__version__, "python": str(context.executable), "live": live,
+        "explanation": activation.activation(context).found,
+        "activation_error": None if error is None else f"{type(error).__name__}: {error}",
+        "variables": {k: v for k, v in sorted(context.environ.items()) if k.split("_")[0] == "QPATCH"},
+        "complaints": toggles.complaints(),
+        "hooks": [_with_places(hook, places.get(hook["hook"], []), errors) for hook in states.snapshot()],
+    }
+
+
+def _with_places(hook: dict, places, errors: dict) -> dict:
+    """A row of the snapshot, with what is on disk, and an explanation that knows of it."""
+    found = [place for place in places if place.file is not None]
+    failed = [f"{place.package} could not be imported: {errors[str(place.file)]}"
+              for place in found if str(place.file) in errors]
+    if hook["state"] == "applied":
+        hook["explanation"] = "mended: " + hook["explanation"]
+    if hook["state"] == "waiting":
+        hook["explanation"] = "; ".join(failed or [place.sentence for place in places])
+    hook["installed"] = [{"module": place.pattern, "package": place.package, "file": str(place.file)}
+                         for place in found]
+    return hook
+
+
+SIZES = (14, 14)
+
+
+def _show(report: dict) -> None:
+    print(f"{report['python']}\nqpatch {report['qpatch']}")
+    print(wrap("import hook: " + ("live" if report["live"] else report["explanation"])))
+    for name, value in report["variables"].items():
+        print(f"{name}={value}")
+    for complaint in report["complaints"]:
+        print(wrap("? " + complaint, indent="  "))
+    print()
+    for hook in report["hooks"]:
+        _show_hook(hook)
+    print("\n" + _summary(report["hooks"]))
+    if not report["live"]:
+        print("qpatch doctor says what to do")
+
+
+def _show_hook(hook: dict) -> None:
+    indent = " " * sum(SIZES)
+    print(row((hook["hook"] + " ", hook["state"] + " "), SIZES, hook["explanation"]))
+    met = [target for target in hook["targets"] if target["file"]]
+    for target in met:
+        print(f"{indent}{target['file']}" + (f" ({target['state']})" if len(met) > 1 else ""))
+    for place in hook["installed"] if not met else ():
+        print(f"{indent}{place['file']}")
+
+
+def _summary(hooks) -> str:
+    numbers = {}
+    for hook in hooks:
+        numbers[hook["state"]] = numbers.get(hook["state"], 0) + 1
+    return f"{count(len(hooks), 'hook')}: " + ", ".join(f"{number} {state}" for state, number in numbers.items())
+
+
+def _show_errors(report: dict) -> None:
+    """Tracebacks of start-up and of the hooks, on standard error."""
+    import qpatch
+
+    if qpatch.activation_error is not None:
+        traceback.print_exception(qpatch.activation_error)
+    for hook in report["hooks"]:
+        for target in hook["targets"]:
+            if target["error"]:
+                print(f"\n{hook['hook']} on {target['module']}:\n{target['error']}", file=sys.stderr)

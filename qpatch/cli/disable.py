@@ -1,0 +1,33 @@
+"""``qpatch disable``: remove the start-up files of the running interpreter."""
+
+import sys
+
+from .. import places, startup
+from . import enable
+from .errors import CliError
+from .text import wrap
+
+
+def configure(parser) -> None:
+    parser.add_argument("--user", action="store_true", help="from the user's own site-packages")
+
+
+def run(arguments) -> int:
+    folder = enable.target(arguments.user)
+    try:
+        removed = startup.remove(folder)
+    except startup.StartupError as error:
+        raise CliError(str(error)) from error
+    for path in removed:
+        print(f"removed: {path}")
+    if not removed:
+        print(f"there was no start-up file of qpatch in {folder}")
+    elsewhere = [path for path in startup.present(places.site_folders(), sys.version_info[:2])]
+    if elsewhere:
+        print(wrap(f"still active through {', '.join(map(str, elsewhere))}"
+                   + ("" if arguments.user else " (qpatch disable --user, if that is the user's)")))
+        return 1
+    print(wrap("qpatch stays installed but does nothing from the next start of this interpreter on. qpatch enable, or"
+               " pip install --force-reinstall --no-deps qpatch, brings it back; pip uninstall qpatch removes the rest."
+               " To switch it off for one start only, set QPATCH=0 instead"))
+    return 0

@@ -1,0 +1,19 @@
+"""The error that a verb raises to end with one line and an exit code."""
+
+from pathlib import Path
+
+
+class CliError(Exception):
+    """``code``: 1 where the thing asked for could not be done, 2 where it was asked for wrongly."""
+
+    def __init__(self, message: str, code: int = 1):
+        super().__init__(message)
+        self.code = code
+
+
+def existing_folders(names) -> list[Path]:
+    """The folders named on the command line; CliError for one that does not exist."""
+    for name in names or ():
+        if not Path(name).is_dir():
+            raise CliError(f"--comfyui {name}: there is no such folder", code=2)
+    return [Path(name).resolve() for name in names or ()]

@@ -1,0 +1,95 @@
+"""Is qpatch active in this process, and if not, why not."""
+
+import os
+
+from .. import places, startup
+from .verdict import Verdict, ok, problem, warn
+
+ENABLE = "run this interpreter with: -m qpatch enable"
+BY_HAND = "start ComfyUI by: python -m qpatch run main.py (activates by hand)"
+
+
+def activation(context) -> Verdict:
+    """Proof that the import hook works, or the first reason that explains why it does not."""
+    from .. import states
+
+    if states.live():
+        return ok("the import hook is live in this process: a module imported just now was patched")
+    for reason in (_switched_off, _error, _no_site, _outside, _no_file, _unread, _foreign):
+        verdict = reason(context)
+        if verdict is not None:
+            return verdict
+    return problem("the import hook is not live, though the start-up file is in place",
+                   "run the interpreter with -v and look for qpatch.pth; something may have cleared sys.meta_path")
+
+
+def _switched_off(context):
+    value = context.environ.get("QPATCH", "").strip().lower()
+    if value in ("0", "off", "false", "no"):
+        return warn(f"not active: QPATCH={value} in the environment turns everything off", "unset QPATCH")
+    return None
+
+
+def _error(context):
+    import qpatch
+
+    error = qpatch.activation_error
+    if error is None:
+        return None
+    return problem(f"not active: start-up failed with {type(error).__name__}: {error}",
+                   "pip install --force-reinstall --no-deps qpatch; if it stays, report it with qpatch status --debug")
+
+
+def _no_site(context):
+    if not context.flags.no_site:
+        return None
+    embedded = places.underscore_pth(context.executable)
+    if embedded is not None and not embedded.imports_site:
+        return problem(f"not active: {embedded.path} has no line 'import site', so this Python reads no .pth files",
+                       f"add the line 'import site' to {embedded.path.name} (the portable ComfyUI ships with it), or "
+                       + BY_HAND)
+    return problem("not active: this Python was started with -S, which leaves out all start-up files",
+                   f"start it without -S, or {BY_HAND}")
+
+
+def _outside(context):
+    parent = context.package.parent
+    if any(places.same(parent, folder) for folder in context.site_folders):
+        return None
+    if _startup_files(context):
+        return None
+    where = "on PYTHONPATH" if _on_pythonpath(parent, context) else "on sys.path"
+    return problem(f"not active: qpatch lies in {parent}, which is {where} but no site-packages folder of this "
+                   "interpreter, and .pth files are read in those only (a --target install, or PYTHONPATH)", ENABLE)
+
+
+def _no_file(context):
+    if _startup_files(context):
+        return None
+    return problem("not active: there is no qpatch.pth in " + " or ".join(map(str, context.site_folders)), ENABLE)
+
+
+def _unread(context):
+    for path in _startup_files(context):
+        if startup.hidden(path.lstat()):
+            return problem(f"not active: {path} carries the hidden flag, and Python skips hidden .pth files",
+                           f"remove the flag (macOS: chflags nohidden; Windows: attrib -h), or {ENABLE}")
+    return None
+
+
+def _foreign(context):
+    for path in _startup_files(context):
+        text = startup.read(path)
+        if not startup.ours(text):
+            return problem(f"not active: {path} does not hold the line '{startup.IMPORT_LINE}'",
+                           f"remove that file, then {ENABLE}")
+    return None
+
+
+def _startup_files(context):
+    return startup.present(context.site_folders, context.python)
+
+
+def _on_pythonpath(parent, context) -> bool:
+    entries = context.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return any(entry and places.same(entry, parent) for entry in entries)

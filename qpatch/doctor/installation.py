@@ -1,0 +1,97 @@
+"""Is qpatch installed once, whole, and where the running interpreter takes it from."""
+
+import json
+from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+from .. import places, startup
+from . import packages
+from .verdict import Verdict, note, ok, problem, warn
+
+REINSTALL = "pip install --force-reinstall --no-deps qpatch"
+
+
+def copies(context) -> Verdict:
+    """More than one qpatch on the import path: the first one wins, whatever its version."""
+    folders = [context.package, *(folder / "qpatch" for folder in context.search_path)]
+    found = [folder for folder in places.unique(folders) if (folder / "__init__.py").is_file()]
+    if len(found) <= 1:
+        return ok(f"one copy of qpatch: {context.package}")
+    listed = ", ".join(f"{folder} ({_version(folder)})" for folder in found)
+    return warn(f"{len(found)} copies of qpatch: {listed}; in use: {context.package}",
+                "uninstall all but the one in ComfyUI's own environment")
+
+
+def _version(package: Path) -> str:
+    return packages.assigned(packages.text(package / "__init__.py"), "__version__") or "version unknown"
+
+
+def origin(context) -> Verdict:
+    """Whether the imported package is the installed one, and whole."""
+    installed = packages.distribution("qpatch", context)
+    if installed is None:
+        return note(f"qpatch {_version(context.package)} runs from {context.package}, not installed by pip")
+    expected = _editable_source(installed) or Path(installed.locate_file("qpatch"))
+    if not places.same(expected, context.package):
+        return problem(f"imported from {context.package}, but pip installed qpatch {installed.version} in {expected}: "
+                       "the other folder comes first on sys.path (PYTHONPATH?)",
+                       "take that folder off PYTHONPATH, or uninstall the copy in it")
+    if installed.version != _version(context.package):
+        return problem(f"the files are of {_version(context.package)}, pip's record is of {installed.version}: "
+                       "an update was interrupted", REINSTALL)
+    missing = _missing_files(installed)
+    if missing:
+        return problem(f"{len(missing)} installed files are gone, among them {missing[0]}", REINSTALL)
+    return ok(f"qpatch {installed.version}, all files that pip recorded are there")
+
+
+def _editable_source(installed) -> Path | None:
+    """The package's folder of an editable install."""
+    try:
+        record = json.loads(installed.read_text("direct_url.json") or "{}")
+    except ValueError:
+        return None
+    if not record.get("dir_info", {}).get("editable"):
+        return None
+    return Path(url2pathname(urlparse(record["url"]).path)) / "qpatch"
+
+
+def _missing_files(installed) -> list[str]:
+    # `qpatch disable` removes the start-up files on purpose; the activation check speaks of them.
+    return [str(file) for file in installed.files or ()
+            if file.suffix == ".py" and not Path(installed.locate_file(file)).is_file()]
+
+
+def leftovers(context) -> Verdict:
+    """Start-up files whose package is gone, and package folders that are empty."""
+    found = []
+    for folder in places.unique([*context.site_folders, *context.path]):
+        package = folder / "qpatch"
+        if package.is_dir() and not (package / "__init__.py").is_file():
+            found.append(f"{package} (a folder without __init__.py)")
+        found += [str(path) for name in startup.NAMES if _orphan(path := folder / name, context)]
+    if not found:
+        return ok("no start-up file or empty folder of an earlier install is left")
+    return problem("left over from an earlier install: " + ", ".join(found) + "; Python may print an error at every "
+                   "start because of it", "delete what is named here, then pip install qpatch again if you want it")
+
+
+def _orphan(path: Path, context) -> bool:
+    text = startup.read(path)
+    if text is None or not startup.ours(text):
+        return False
+    lines = startup.read(path.with_name("qpatch.pth")) or ""
+    homes = [path.parent, *startup.path_lines(lines)]
+    if any((home / "qpatch" / "__init__.py").is_file() for home in homes):
+        return False
+    return not list(path.parent.glob("__editable__*qpatch*"))
+
+
+def user_site(context) -> Verdict:
+    """An install for the user only is not seen by ``python -s``, which the portable ComfyUI uses."""
+    if context.user_site is None or not places.same(context.package.parent, context.user_site):
+        return ok("qpatch is not in the user's own site-packages, so python -s sees it")
+    return warn(f"qpatch is installed for the user, in {context.user_site}; Python leaves that folder out when started "
+                "with -s (the portable ComfyUI is) and in a virtual environment",
+                f"install it for this interpreter: {context.executable} -s -m pip install qpatch")
