@@ -68,11 +68,11 @@ def collect(comfyui=(), import_targets: bool = False) -> dict:
         "activation_error": None if error is None else f"{type(error).__name__}: {error}",
         "variables": {k: v for k, v in sorted(context.environ.items()) if k.split("_")[0] == "QPATCH"},
         "complaints": toggles.complaints(),
-        "hooks": [_with_places(hook, places.get(hook["hook"], []), errors) for hook in states.snapshot()],
+        "hooks": [_with_places(hook, places.get(hook["hook"], []), errors, live) for hook in states.snapshot()],
     }
 
 
-def _with_places(hook: dict, places, errors: dict) -> dict:
+def _with_places(hook: dict, places, errors: dict, live: bool) -> dict:
     """A row of the snapshot, with what is on disk, and an explanation that knows of it."""
     found = [place for place in places if place.file is not None]
     failed = [f"{place.package} could not be imported: {errors[str(place.file)]}"
@@ -80,7 +80,7 @@ def _with_places(hook: dict, places, errors: dict) -> dict:
     if hook["state"] == "applied":
         hook["explanation"] = "mended: " + hook["explanation"]
     if hook["state"] == "waiting":
-        hook["explanation"] = "; ".join(failed or [place.sentence for place in places])
+        hook["explanation"] = "; ".join(failed or [place.sentence(live) for place in places])
     hook["installed"] = [{"module": place.pattern, "package": place.package, "file": str(place.file)}
                          for place in found]
     return hook

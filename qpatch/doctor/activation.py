@@ -5,8 +5,7 @@ import os
 from .. import places, startup
 from .verdict import Verdict, ok, problem, warn
 
-ENABLE = "run this interpreter with: -m qpatch enable"
-BY_HAND = "start ComfyUI by: python -m qpatch run main.py (activates by hand)"
+BY_HAND = "start ComfyUI by: python -m qpatch run main.py"
 
 
 def activation(context) -> Verdict:
@@ -21,6 +20,10 @@ def activation(context) -> Verdict:
             return verdict
     return problem("the import hook is not live, though the start-up file is in place",
                    "run the interpreter with -v and look for qpatch.pth; something may have cleared sys.meta_path")
+
+
+def _enable(context) -> str:
+    return f"run: {context.executable} -m qpatch enable"
 
 
 def _switched_off(context):
@@ -60,20 +63,20 @@ def _outside(context):
         return None
     where = "on PYTHONPATH" if _on_pythonpath(parent, context) else "on sys.path"
     return problem(f"not active: qpatch lies in {parent}, which is {where} but no site-packages folder of this "
-                   "interpreter, and .pth files are read in those only (a --target install, or PYTHONPATH)", ENABLE)
+                   "interpreter, and .pth files are read in those only (a --target install, or PYTHONPATH)", _enable(context))
 
 
 def _no_file(context):
     if _startup_files(context):
         return None
-    return problem("not active: there is no qpatch.pth in " + " or ".join(map(str, context.site_folders)), ENABLE)
+    return problem("not active: there is no qpatch.pth in " + " or ".join(map(str, context.site_folders)), _enable(context))
 
 
 def _unread(context):
     for path in _startup_files(context):
         if startup.hidden(path.lstat()):
             return problem(f"not active: {path} carries the hidden flag, and Python skips hidden .pth files",
-                           f"remove the flag (macOS: chflags nohidden; Windows: attrib -h), or {ENABLE}")
+                           f"remove the flag (macOS: chflags nohidden; Windows: attrib -h), or {_enable(context)}")
     return None
 
 
@@ -82,7 +85,7 @@ def _foreign(context):
         text = startup.read(path)
         if not startup.ours(text):
             return problem(f"not active: {path} does not hold the line '{startup.IMPORT_LINE}'",
-                           f"remove that file, then {ENABLE}")
+                           f"remove that file, then {_enable(context)}")
     return None
 
 

@@ -20,14 +20,14 @@ class Place:
     root: Path | None = None
     looked: bool = True
 
-    @property
-    def sentence(self) -> str:
-        """In plain words, for a hook that waits."""
+    def sentence(self, live: bool) -> str:
+        """In plain words, for a hook that waits. ``live``: whether the import hook works."""
         if self.file is None and not self.looked:
             return f"{self.package} was not looked for: name ComfyUI's folder (--comfyui PATH)"
         if self.file is None:
             return f"{self.package} is not here: nothing to mend"
-        return f"{self.package} is installed; it is patched when it is imported"
+        end = "it is patched when it is imported" if live else "it will NOT be patched, the import hook is not live"
+        return f"{self.package} is installed; {end}"
 
 
 def find(hook, context) -> list[Place]:
