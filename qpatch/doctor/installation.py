@@ -1,5 +1,6 @@
 """Is qpatch installed once, whole, and where the running interpreter takes it from."""
 
+import csv
 import json
 from pathlib import Path
 from urllib.parse import urlparse
@@ -42,7 +43,7 @@ def origin(context) -> Verdict:
                        "an update was interrupted", REINSTALL)
     missing = _missing_files(installed)
     if missing:
-        return problem(f"{len(missing)} installed files are gone, among them {missing[0]}", REINSTALL)
+        return problem(f"{len(missing)} of the installed files are gone, among them {missing[0]}", REINSTALL)
     return ok(f"qpatch {installed.version}, all files that pip recorded are there")
 
 
@@ -58,9 +59,11 @@ def _editable_source(installed) -> Path | None:
 
 
 def _missing_files(installed) -> list[str]:
-    # `qpatch disable` removes the start-up files on purpose; the activation check speaks of them.
-    return [str(file) for file in installed.files or ()
-            if file.suffix == ".py" and not Path(installed.locate_file(file)).is_file()]
+    # Not installed.files, which leaves out what is gone. `qpatch disable` removes the start-up files
+    # on purpose; the activation check speaks of them.
+    recorded = [row[0] for row in csv.reader((installed.read_text("RECORD") or "").splitlines()) if row]
+    return [name for name in recorded
+            if name.endswith(".py") and not Path(installed.locate_file(name)).is_file()]
 
 
 def leftovers(context) -> Verdict:

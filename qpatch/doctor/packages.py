@@ -14,8 +14,8 @@ except ImportError:  # an install without dependencies still gets a diagnosis
 def distribution(name: str, context):
     """The metadata of the first distribution called ``name`` on the search path, or None."""
     found = metadata.distributions(name=name, path=[str(folder) for folder in context.search_path])
-    # A folder of metadata that an interrupted uninstall emptied has no name.
-    return next((d for d in found if d.metadata and d.metadata["Name"]), None)
+    # A folder that an interrupted uninstall emptied still bears the name of its distribution.
+    return next((d for d in found if d.read_text("METADATA") or d.read_text("PKG-INFO")), None)
 
 
 def version(name: str, context) -> str | None:

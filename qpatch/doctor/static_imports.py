@@ -32,6 +32,8 @@ def missing(folder: Path, package: Path) -> list[Missing]:
 
     Imports that their file itself expects to fail (in ``try`` with an except for it) do not count.
     """
+    _defines.cache_clear()
+    _tree.cache_clear()
     found = []
     for file in sorted(folder.rglob("*.py")):
         if package.name in packages.text(file):
