@@ -5,9 +5,9 @@ import sys
 
 def main(argv=None) -> int:
     """Run the command line; returns the exit code."""
-    from .cli import run
+    from . import cli
 
-    return run(sys.argv[1:] if argv is None else argv)
+    return cli.main(sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

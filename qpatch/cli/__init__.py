@@ -59,7 +59,7 @@ def _debug(to, default) -> None:
     to.add_argument("--debug", action="store_true", default=default, help="show tracebacks of qpatch's own errors")
 
 
-def run(argv) -> int:
+def main(argv) -> int:
     """Parse ``argv`` (without the program's name) and run the verb; returns its exit code."""
     _never_fail_to_print()
     arguments = parser(argv).parse_args(argv)

@@ -27,7 +27,10 @@ def run(arguments) -> int:
         print(wrap(f"still active through {', '.join(map(str, elsewhere))}"
                    + ("" if arguments.user else " (qpatch disable --user, if that is the user's)")))
         return 1
+    from ..doctor.context import Context
+    from ..doctor.installation import reinstall
+
     print(wrap("qpatch stays installed but does nothing from the next start of this interpreter on. qpatch enable, or"
-               " pip install --force-reinstall --no-deps qpatch, brings it back; pip uninstall qpatch removes the rest."
+               f" {reinstall(Context.here())}, brings it back; pip uninstall qpatch removes the rest."
                " To switch it off for one start only, set QPATCH=0 instead"))
     return 0

@@ -3,6 +3,7 @@
 import os
 
 from .. import places, startup
+from . import installation
 from .verdict import Verdict, ok, problem, warn
 
 BY_HAND = "start ComfyUI by: python -m qpatch run main.py"
@@ -23,7 +24,7 @@ def activation(context) -> Verdict:
 
 
 def _enable(context) -> str:
-    return f"run: {context.executable} -m qpatch enable"
+    return f"run: {context.python_command} -m qpatch enable"
 
 
 def _switched_off(context):
@@ -40,7 +41,7 @@ def _error(context):
     if error is None:
         return None
     return problem(f"not active: start-up failed with {type(error).__name__}: {error}",
-                   "pip install --force-reinstall --no-deps qpatch; if it stays, report it with qpatch status --debug")
+                   f"{installation.reinstall(context)}; if it stays, report it with qpatch status --debug")
 
 
 def _no_site(context):

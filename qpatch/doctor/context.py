@@ -72,6 +72,11 @@ class Context:
         )
 
     @property
+    def python_command(self) -> str:
+        """The interpreter, as it is typed."""
+        return f'"{self.executable}"' if " " in str(self.executable) else str(self.executable)
+
+    @property
     def search_path(self) -> tuple[Path, ...]:
         """Where modules are found in a normal start, also when this one was ``python -S``."""
         return tuple(places.unique([*self.path, *self.site_folders]))

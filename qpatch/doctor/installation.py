@@ -10,7 +10,16 @@ from .. import places, startup
 from . import packages
 from .verdict import Verdict, note, ok, problem, warn
 
-REINSTALL = "pip install --force-reinstall --no-deps qpatch"
+
+def reinstall(context, switches: str = "") -> str:
+    """The command that installs qpatch again, from where it came from.
+
+    Never by name: on PyPI another project is called qpatch.
+    """
+    installed = packages.distribution("qpatch", context)
+    url = _direct_url(installed).get("url", "") if installed else ""
+    source = url2pathname(urlparse(url).path) if url.startswith("file:") else url or "PATH_TO_QPATCH"
+    return f'{context.python_command}{switches} -m pip install --force-reinstall --no-deps "{source}"'
 
 
 def copies(context) -> Verdict:
@@ -40,22 +49,27 @@ def origin(context) -> Verdict:
                        "take that folder off PYTHONPATH, or uninstall the copy in it")
     if installed.version != _version(context.package):
         return problem(f"the files are of {_version(context.package)}, pip's record is of {installed.version}: "
-                       "an update was interrupted", REINSTALL)
+                       "an update was interrupted", reinstall(context))
     missing = _missing_files(installed)
     if missing:
-        return problem(f"{len(missing)} of the installed files are gone, among them {missing[0]}", REINSTALL)
+        return problem(f"{len(missing)} of the installed files are gone, among them {missing[0]}", reinstall(context))
     return ok(f"qpatch {installed.version}, all files that pip recorded are there")
 
 
 def _editable_source(installed) -> Path | None:
     """The package's folder of an editable install."""
-    try:
-        record = json.loads(installed.read_text("direct_url.json") or "{}")
-    except ValueError:
-        return None
+    record = _direct_url(installed)
     if not record.get("dir_info", {}).get("editable"):
         return None
     return Path(url2pathname(urlparse(record["url"]).path)) / "qpatch"
+
+
+def _direct_url(installed) -> dict:
+    """What pip recorded of an install from a path or an address (PEP 610); {} of one from an index."""
+    try:
+        return json.loads(installed.read_text("direct_url.json") or "{}")
+    except ValueError:
+        return {}
 
 
 def _missing_files(installed) -> list[str]:
@@ -77,7 +91,7 @@ def leftovers(context) -> Verdict:
     if not found:
         return ok("no start-up file or empty folder of an earlier install is left")
     return problem("left over from an earlier install: " + ", ".join(found) + "; Python may print an error at every "
-                   "start because of it", "delete what is named here, then pip install qpatch again if you want it")
+                   "start because of it", "delete what is named here; to have qpatch again: " + reinstall(context))
 
 
 def _orphan(path: Path, context) -> bool:
@@ -97,4 +111,4 @@ def user_site(context) -> Verdict:
         return ok("qpatch is not in the user's own site-packages, so python -s sees it")
     return warn(f"qpatch is installed for the user, in {context.user_site}; Python leaves that folder out when started "
                 "with -s (the portable ComfyUI is) and in a virtual environment",
-                f"install it for this interpreter: {context.executable} -s -m pip install qpatch")
+                "install it for this interpreter: " + reinstall(context, " -s"))

@@ -76,7 +76,7 @@ def test_the_start_up_file_of_an_editable_install_is_no_orphan(machine):
 def test_an_install_for_the_user_is_not_seen_with_minus_s(machine):
     assert installation.user_site(machine.context(user_site=machine.folder / "user")).verdict == "ok"
     verdict = installation.user_site(machine.context(user_site=machine.site))
-    assert verdict.verdict == "warn" and f"{machine.executable} -s -m pip install qpatch" in verdict.todo
+    assert verdict.verdict == "warn" and f"{machine.executable} -s -m pip install" in verdict.todo
 
 
 def test_the_interpreter_comes_with_path_kind_and_switches(machine):
@@ -94,3 +94,13 @@ def test_switches_that_are_set_are_listed_and_unknown_ones_complained_of(machine
     monkeypatch.setenv("QPATCH_DISABLE", "lazy-liner")
     verdict = interpreter.switches(machine.context(environ={"QPATCH_DISABLE": "lazy-liner"}))
     assert verdict.verdict == "warn" and "lazy-linear" in verdict.found
+
+
+def test_reinstalling_is_told_by_the_source_and_never_by_the_name(machine):
+    context = machine.context()
+    assert installation.reinstall(context).endswith(' -m pip install --force-reinstall --no-deps "PATH_TO_QPATCH"')
+    info = machine.distribution("qpatch", "0.1.0")
+    (info / "direct_url.json").write_text(json.dumps({"url": "file:///opt/my%20files/qpatch-0.1.0-py3-none-any.whl"}))
+    assert installation.reinstall(context).endswith('"/opt/my files/qpatch-0.1.0-py3-none-any.whl"')
+    (info / "direct_url.json").write_text("not JSON")
+    assert installation.reinstall(context).endswith('"PATH_TO_QPATCH"')
