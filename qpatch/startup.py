@@ -119,8 +119,8 @@ def _replace(path: Path, text: str) -> None:
     try:
         data = text.encode(encoding())
     except UnicodeEncodeError as error:
-        raise StartupError(f"the folder name in {text!r} cannot be written in {error.encoding}, the encoding that"
-                           " this Python reads .pth files in: install qpatch into a folder with a plain name") from error
+        raise StartupError(f"the folder name in {text!r} cannot be written in {error.encoding}, which is how this"
+                           " Python reads .pth files: install qpatch into a folder with a plain name") from error
     temporary = None
     try:
         # The prefix is not qpatch: a .pth file must never exist half written under any name.

@@ -48,19 +48,12 @@ def collect(comfyui=(), import_targets: bool = False) -> dict:
 
     from .. import catalogue, states, toggles
     from ..doctor import activation, targets
-    from ..doctor import comfyui as folders
     from ..doctor.context import Context
 
     context = Context.here(comfyui)
     live = states.live()
     places = {hook.name: targets.find(hook, context) for hook in catalogue.HOOKS if not hook.internal}
-    errors = {}
-    if import_targets:
-        from ..doctor import dynamic_vram
-        from .importing import import_targets as bring
-
-        lazy = dynamic_vram.decide(context)[0] == "yes"
-        errors = bring([place for found in places.values() for place in found], folders.program(context), lazy)
+    errors = _import(places, context) if import_targets else {}
     error = qpatch.activation_error
     return {
         "qpatch": qpatch.__version__, "python": str(context.executable), "live": live,
@@ -70,6 +63,14 @@ def collect(comfyui=(), import_targets: bool = False) -> dict:
         "complaints": toggles.complaints(),
         "hooks": [_with_places(hook, places.get(hook["hook"], []), errors, live) for hook in states.snapshot()],
     }
+
+
+def _import(places: dict, context) -> dict[str, str]:
+    from ..doctor import comfyui, dynamic_vram
+    from .importing import import_targets
+
+    lazy = dynamic_vram.decide(context)[0] == "yes"
+    return import_targets([place for found in places.values() for place in found], comfyui.program(context), lazy)
 
 
 def _with_places(hook: dict, places, errors: dict, live: bool) -> dict:

@@ -64,13 +64,15 @@ def _outside(context):
         return None
     where = "on PYTHONPATH" if _on_pythonpath(parent, context) else "on sys.path"
     return problem(f"not active: qpatch lies in {parent}, which is {where} but no site-packages folder of this "
-                   "interpreter, and .pth files are read in those only (a --target install, or PYTHONPATH)", _enable(context))
+                   "interpreter, and .pth files are read in those only (a --target install, or PYTHONPATH)",
+                   _enable(context))
 
 
 def _no_file(context):
     if _startup_files(context):
         return None
-    return problem("not active: there is no qpatch.pth in " + " or ".join(map(str, context.site_folders)), _enable(context))
+    folders = " or ".join(map(str, context.site_folders))
+    return problem(f"not active: there is no qpatch.pth in {folders}", _enable(context))
 
 
 def _unread(context):

@@ -67,10 +67,11 @@ def nunchaku_pack(context) -> Verdict:
     if not comfyui.folders(context):
         return skipped("no ComfyUI folder was looked at")
     found = nunchaku_packs(context)
-    active = [pack for pack in found if not pack.disabled]
+    active = _active(context)
     if len(active) > 1:
-        return problem(f"{len(active)} copies of ComfyUI-nunchaku: {'; '.join(map(str, active))}. Both load, and the "
-                       "nodes of the one that happens to load last win", "keep one; rename the other's folder to NAME.disabled")
+        return problem(f"{len(active)} copies of ComfyUI-nunchaku: {'; '.join(map(str, active))}. All of "
+                       "them load, and the nodes of the one that happens to be last win",
+                       "keep one; rename the folder of the other to NAME.disabled")
     if active:
         return ok(str(active[0]))
     if found:

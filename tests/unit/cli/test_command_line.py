@@ -98,8 +98,8 @@ def test_a_console_that_lacks_a_character_shows_an_escape(tmp_path):
 
 @pytest.mark.parametrize("verb", ["status", "doctor"])
 def test_reports_import_neither_torch_nor_the_other_verbs(verb):
-    code = ("import sys; from qpatch.cli import main; main(sys.argv[1:]);"
-            "print(sorted({'torch', 'numpy', 'safetensors', 'comfy', 'nunchaku', 'qpatch.cli.enable'} & set(sys.modules)))")
+    heavy = {"torch", "numpy", "safetensors", "comfy", "nunchaku", "qpatch.cli.enable"}
+    code = f"import sys; from qpatch.cli import main; main(sys.argv[1:]); print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code, verb, "--json"], capture_output=True, text=True)
     assert done.stdout.rpartition("}\n")[2] == "[]\n"
 

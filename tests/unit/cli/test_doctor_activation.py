@@ -34,7 +34,8 @@ def test_no_site_is_named_with_the_way_round_it(machine):
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("python312.zip\n.\n#import site\n", "has no line 'import site'"), ("python312.zip\nimport site\n", "started with -S"),
+    ("python312.zip\n.\n#import site\n", "has no line 'import site'"),
+    ("python312.zip\nimport site\n", "started with -S"),
 ])
 def test_an_embedded_python_without_import_site_is_told_apart_from_a_plain_minus_S(machine, text, said):
     machine.write("python/python312._pth", text)

@@ -68,7 +68,8 @@ def test_a_diffusers_without_the_classes_that_nunchaku_imports_is_named_with_the
     machine.write("site-packages/diffusers/__init__.py")
     machine.write("site-packages/diffusers/models/transformers/__init__.py")
     verdict = nunchaku.diffusers(machine.context())
-    assert verdict.verdict == "problem" and "diffusers 0.35.2" in verdict.found and "transformer_z_image" in verdict.found
+    assert verdict.verdict == "problem"
+    assert "diffusers 0.35.2" in verdict.found and "transformer_z_image" in verdict.found
     assert verdict.todo == 'pip install -U "diffusers>=0.36"'
     machine.write("site-packages/diffusers/models/transformers/transformer_z_image.py",
                   "class ZImageTransformer2DModel: ...\n")

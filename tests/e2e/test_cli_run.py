@@ -1,0 +1,89 @@
+"""``qpatch run`` where no start-up file is read, and ``qpatch selftest`` on an installed copy."""
+
+import json
+
+import pytest
+
+SCRIPT = """
+import sys, pickle
+if sys.argv[1:] == ["raise"]:
+    raise RuntimeError("the script's own")
+if sys.argv[1:] == ["exit"]:
+    sys.exit(7)
+import beside
+class Local: pass
+pickle.dumps(Local())
+live = [f for f in sys.meta_path if getattr(f, "qpatch_finder", False)]
+print(__name__, sys.argv, beside.__name__, len(live), sys.flags.no_site)
+"""
+
+
+@pytest.fixture
+def program(tmp_path, installed):
+    (tmp_path / "main.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("")
+
+    def run(*words, flags=("-S",)):
+        return installed.command("-m", "qpatch", "run", "main.py", *words, cwd=tmp_path, flags=flags,
+                                 env={"PYTHONPATH": str(installed.site)}, check=False)
+
+    return run
+
+
+def test_a_script_runs_as_python_would_run_it_with_the_finder_in_place(program):
+    done = program("--json", "--help", "x")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "__main__ ['main.py', '--json', '--help', 'x'] beside 1 1\n"
+
+
+def test_where_start_up_files_are_read_there_is_still_one_finder(program):
+    assert program(flags=()).stdout.split()[-2:] == ["1", "0"]
+
+
+def test_the_scripts_own_error_and_exit_code_come_through(program):
+    failed = program("raise")
+    assert failed.returncode == 1
+    assert "Traceback" in failed.stderr and failed.stderr.endswith("RuntimeError: the script's own\n")
+    assert program("exit").returncode == 7
+
+
+def selftest(venv, **options):
+    done = venv.command("-m", "qpatch", "selftest", "--json", check=False, **options)
+    report = json.loads(done.stdout)
+    return done.returncode, {proof["name"]: proof["outcome"] for proof in report["proofs"]}, report
+
+
+def test_the_selftest_proves_the_crash_and_its_mend(installed_with_torch):
+    code, outcomes, report = selftest(installed_with_torch)
+    assert (code, report["all_proved"]) == (0, True)
+    assert set(outcomes.values()) == {"proved"}
+    assert {"start-up", "import hook", "off switch", "the fault", "lazy-linear", "zimage-fuse", "sources"} <= set(outcomes)
+
+
+def test_the_selftest_is_not_led_astray_by_the_callers_switches(installed_with_torch):
+    assert selftest(installed_with_torch, env={"QPATCH_DISABLE": "lazy-linear,zimage-fuse"})[0] == 0
+
+
+def test_the_selftest_fails_where_a_hook_is_broken(tmp_path, wheel, installed_with_torch):
+    env = type(installed_with_torch)(tmp_path / "venv")
+    env.install(wheel)
+    env.see_parent()
+    hook = env.site / "qpatch" / "hooks" / "lazy_linear.py"
+    hook.write_text(hook.read_text().replace("def patches(module):", "def patches(module):\n    return\n", 1))
+    code, outcomes, report = selftest(env)
+    assert code == 1 and outcomes["lazy Linears"] == "failed"
+    assert "'NoneType' object has no attribute 'dtype'" in report["proofs"][-1]["seen"]
+
+
+def test_without_torch_the_selftest_proves_the_rest_and_says_what_it_could_not(installed):
+    code, outcomes, report = selftest(installed)
+    assert code == 1 and report["all_proved"] is False
+    assert outcomes == {"start-up": "proved", "import hook": "proved", "off switch": "proved", "loading": "not tried"}
+    assert "torch is not installed" in report["proofs"][-1]["seen"]
+
+
+def test_an_inactive_copy_fails_the_selftest(fresh):
+    (fresh.site / "qpatch.pth").unlink()
+    (fresh.site / "qpatch.start").unlink()
+    code, outcomes, _ = selftest(fresh)
+    assert code == 1 and outcomes == {"start-up": "failed", "loading": "not tried"}
