@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FINDERS = "import sys; print(sum(getattr(f, 'qpatch_finder', False) for f in sys.meta_path))"
+FINDERS = "import sys; print(sum(hasattr(f, 'qpatch_finder') for f in sys.meta_path))"
 
 
 def finders(venv, **options) -> int:
@@ -28,9 +28,9 @@ def checks(venv, **options) -> dict:
 
 
 @pytest.fixture
-def bare(tmp_path, installed):
+def empty(tmp_path, installed):
     """An environment without qpatch in it."""
-    return type(installed)(tmp_path / "bare")
+    return type(installed)(tmp_path / "empty")
 
 
 @pytest.fixture(scope="module")
@@ -73,40 +73,40 @@ def test_the_off_switch_is_seen_by_status_and_doctor(installed):
     assert {hook["state"] for hook in report["hooks"]} == {"disabled"}
 
 
-def test_a_target_install_is_inactive_says_so_and_enable_mends_it(bare, target):
+def test_a_target_install_is_inactive_says_so_and_enable_mends_it(empty, target):
     aside = {"PYTHONPATH": str(target)}
-    assert finders(bare, env=aside) == 0
-    found = checks(bare, env=aside)["activation"]
+    assert finders(empty, env=aside) == 0
+    found = checks(empty, env=aside)["activation"]
     assert found["verdict"] == "problem" and "--target" in found["found"] and found["todo"].endswith("-m qpatch enable")
 
-    done = qpatch(bare, "enable", env=aside)
-    assert done.returncode == 0 and str(bare.site / "qpatch.pth") in done.stdout
+    done = qpatch(empty, "enable", env=aside)
+    assert done.returncode == 0 and str(empty.site / "qpatch.pth") in done.stdout
     # From now on PYTHONPATH is not needed, nor read.
-    assert finders(bare, flags=("-I",)) == 1
-    assert (bare.site / "qpatch.pth").read_text().splitlines() == [str(target), "import qpatch; qpatch.activate()"]
-    assert checks(bare)["activation"]["verdict"] == "ok"
+    assert finders(empty, flags=("-I",)) == 1
+    assert (empty.site / "qpatch.pth").read_text().splitlines() == [str(target), "import qpatch; qpatch.activate()"]
+    assert checks(empty)["activation"]["verdict"] == "ok"
 
-    again = qpatch(bare, "enable")
+    again = qpatch(empty, "enable")
     assert again.returncode == 0 and again.stdout.count("was there already") == 2
-    done = qpatch(bare, "disable")
-    assert done.returncode == 0 and [path.name for path in bare.site.glob("qpatch*")] == []
-    assert qpatch(bare, "disable", env=aside).stdout.startswith("there was no start-up file")
+    done = qpatch(empty, "disable")
+    assert done.returncode == 0 and [path.name for path in empty.site.glob("qpatch*")] == []
+    assert qpatch(empty, "disable", env=aside).stdout.startswith("there was no start-up file")
 
 
-def test_disable_and_enable_of_a_pip_install_leave_what_pip_left_and_uninstall_leaves_nothing(bare, wheel):
-    (bare.site / "neighbour.txt").write_text("pip removes a site-packages folder that it has emptied\n")
-    before = sorted(path.name for path in bare.site.iterdir())
-    bare.install(wheel)
-    first = {path.name: path.read_bytes() for path in bare.site.glob("qpatch.*")}
-    done = qpatch(bare, "disable")
+def test_disable_and_enable_of_a_pip_install_leave_what_pip_left_and_uninstall_leaves_nothing(empty, wheel):
+    (empty.site / "neighbour.txt").write_text("pip removes a site-packages folder that it has emptied\n")
+    before = sorted(path.name for path in empty.site.iterdir())
+    empty.install(wheel)
+    first = {path.name: path.read_bytes() for path in empty.site.glob("qpatch.*")}
+    done = qpatch(empty, "disable")
     assert done.returncode == 0 and "--force-reinstall" in done.stdout and "QPATCH=0" in done.stdout
-    assert finders(bare) == 0
-    assert "no qpatch.pth" in checks(bare)["activation"]["found"]
-    assert qpatch(bare, "enable").returncode == 0
-    assert {path.name: path.read_bytes() for path in bare.site.glob("qpatch.*")} == first
-    assert finders(bare) == 1
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(bare.python), "uninstall", "-yq", "qpatch"], check=True)
-    assert sorted(path.name for path in bare.site.iterdir()) == before
+    assert finders(empty) == 0
+    assert "no qpatch.pth" in checks(empty)["activation"]["found"]
+    assert qpatch(empty, "enable").returncode == 0
+    assert {path.name: path.read_bytes() for path in empty.site.glob("qpatch.*")} == first
+    assert finders(empty) == 1
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(empty.python), "uninstall", "-yq", "qpatch"], check=True)
+    assert sorted(path.name for path in empty.site.iterdir()) == before
 
 
 def test_a_start_up_file_of_somebody_else_is_refused_in_one_line(fresh):
@@ -129,12 +129,12 @@ def test_a_copy_on_pythonpath_that_hides_the_installed_one_is_found(installed, t
     assert found["installation"]["verdict"] == "problem" and str(source) in found["installation"]["found"]
 
 
-def test_what_an_uninstall_by_hand_leaves_is_found_with_another_copy(bare, target):
-    (bare.site / "qpatch").mkdir()
-    (bare.site / "qpatch.pth").write_text("import qpatch; qpatch.activate()\n")
-    found = checks(bare, env={"PYTHONPATH": str(target)})["leftovers"]
+def test_what_an_uninstall_by_hand_leaves_is_found_with_another_copy(empty, target):
+    (empty.site / "qpatch").mkdir()
+    (empty.site / "qpatch.pth").write_text("import qpatch; qpatch.activate()\n")
+    found = checks(empty, env={"PYTHONPATH": str(target)})["leftovers"]
     assert found["verdict"] == "problem"
-    assert str(bare.site / "qpatch.pth") in found["found"] and f"{bare.site / 'qpatch'} (a folder" in found["found"]
+    assert str(empty.site / "qpatch.pth") in found["found"] and f"{empty.site / 'qpatch'} (a folder" in found["found"]
 
 
 def test_a_user_install_is_live_but_not_under_minus_s(tmp_path, wheel):
