@@ -39,7 +39,7 @@ def verdict(name: str, fault) -> Finding:
         return not_needed(f"{name} copes with a Linear that has no weight yet")
     still = _tried(fault, lend)
     if still is not None:
-        return incompatible(f"{name} is not the function that this hook knows: even on a Linear with a weight it {still}")
+        return incompatible(f"{name} is not what this hook knows: even on a Linear with a weight it {still}")
     return needed(f"{name}, on a Linear that has no weight yet, {wrong}")
 
 

@@ -128,7 +128,9 @@ def main():
         (lazy,) = made
         before = {id(module) for module in lazy.modules()}
         out["lazy"] = layers(lazy)
-        out["declared"] = sorted({row[1] for row in layers(build(True)).values()})
+        undirected = []
+        out["undirected error"] = error_of(lambda: undirected.append(build(True)))
+        out["declared"] = sorted({row[1] for model in undirected for row in layers(model).values()})
         out["unfilled"] = lazy_linears(lazy)
         again = module_of_the_pack("models.zimage").patch_model
         out["second"] = error_of(lambda: again(lazy.diffusion_model, skip_refiners=False, rank=32, precision="int4",

@@ -94,7 +94,7 @@ def test_the_fuse_of_the_pack_is_needed_until_it_copes_by_itself(comfy, standin,
 
 
 @pytest.mark.parametrize("change, words", [
-    (("fuse_to_svdquant_linear(comfy_linear1, comfy_linear2,", "fuse_to_svdquant_linear(comfy_linear1, comfy_linear2, rank,"),
+    (("comfy_linear1, comfy_linear2, **kwargs", "comfy_linear1, comfy_linear2, rank, **kwargs"),
      "missing a required argument"),
     (("out_features + comfy_linear2.out_features", "out_features"), "makes a layer of 128 outputs out of 128 + 128"),
 ])

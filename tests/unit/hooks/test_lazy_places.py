@@ -8,7 +8,10 @@ from qpatch.finding import INCOMPATIBLE, NEEDED, NOT_NEEDED
 from qpatch.hooks import lazy_w4, lazy_zimage_ff
 
 W4 = "packages/nunchaku/models/text_encoders/linear.py", "nunchaku.models.text_encoders.linear"
-ZIMAGE = "packages/nunchaku/models/transformers/transformer_zimage.py", "nunchaku.models.transformers.transformer_zimage"
+ZIMAGE = (
+    "packages/nunchaku/models/transformers/transformer_zimage.py",
+    "nunchaku.models.transformers.transformer_zimage",
+)
 
 
 @pytest.fixture

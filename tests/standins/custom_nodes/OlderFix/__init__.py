@@ -14,6 +14,8 @@ NODE_CLASS_MAPPINGS = {}
 
 def _from_linear(cls, linear, **kwargs):
     weight = linear.weight
+    if weight is None and "torch_dtype" not in kwargs:
+        raise TypeError("linear.weight is None; pass torch_dtype=")
     torch_dtype = kwargs.pop("torch_dtype") if "torch_dtype" in kwargs else weight.dtype
     device = comfy.model_management.get_torch_device() if weight is None else weight.device
     return cls(in_features=kwargs.pop("in_features", linear.in_features), out_features=linear.out_features,
