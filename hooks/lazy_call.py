@@ -37,10 +37,10 @@ class Call:
         """Exchange the lazy Linears among the arguments ``names``; {id of the twin: the Linear itself}."""
         arguments = self.bound.arguments
         asked = self.asked("torch_dtype")
-        dtype = asked if isinstance(asked, torch.dtype) else declared_dtype(arguments[names[0]])
+        dtype = asked if isinstance(asked, torch.dtype) else declared_dtype(self.asked(names[0]))
         sources = {}
         for name in names:
-            source = arguments[name]
+            source = self.asked(name)
             arguments[name] = lend(source, dtype, self.asked("device"))
             sources[id(arguments[name])] = source
         # The twins lie on that device now. Functions that take the device from the weight hand
@@ -60,7 +60,7 @@ def lending(original, names: tuple[str, ...]):
 
     def mended(*args, **kwargs):
         call = Call(signature, args, kwargs)
-        linears = [call.bound.arguments[name] for name in names]
+        linears = [call.asked(name) for name in names]
         if not any(map(lazy, linears)):
             return _plain(original, linears, args, kwargs)
         sources = call.lend(names)

@@ -41,7 +41,7 @@ def _mended(original):
 
     def from_linear(*args, **kwargs):
         call = Call(signature, args, kwargs)
-        linear = call.bound.arguments[name]
+        linear = call.asked(name)
         if lazy(linear) and not call.asked("init_only"):
             raise TypeError(
                 f"{describe(linear)} has no weight yet that could be quantized; "

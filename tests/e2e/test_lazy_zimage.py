@@ -145,6 +145,21 @@ def test_a_nunchaku_that_mended_itself_is_left_alone_and_the_pack_is_still_mende
     assert targets(report, "zimage-fuse") == {"ComfyUI-nunchaku.models.zimage": "applied"}
 
 
+ALONE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch, nunchaku
+from qpatch import patching
+print(patching.marked(vars(nunchaku.models.linear.SVDQW4A4Linear)["from_linear"]))
+print({"comfy", "safetensors", "qpatch.lora"} & set(sys.modules))
+"""
+
+
+def test_the_hooks_bring_nothing_with_them_but_torch(installed_with_torch, shared):
+    done = installed_with_torch.command("-c", ALONE, shared / "packages")
+    assert done.stdout.split() == ["True", "set()"]
+
+
 COPIES = """
 import sys
 sys.path[:0] = sys.argv[1:]

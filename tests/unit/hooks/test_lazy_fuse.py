@@ -51,6 +51,11 @@ def test_upstream_itself_fails_on_lazy_linears(comfy, zimage):
         zimage.fuse_to_svdquant_linear(*pair, torch_dtype=torch.float16)
 
 
+def test_the_first_linear_decides_on_the_dtype(comfy, mended):
+    filled, undeclared = comfy.linear(128, 64, dtype=torch.float16, lazy=False), comfy.linear(128, 64)
+    assert mended.fuse_to_svdquant_linear(filled, undeclared).proj_down.dtype == torch.float16
+
+
 @pytest.mark.parametrize("biases", [(True, True), (True, False), (False, True)])
 def test_linears_that_declared_a_bias_are_refused_as_filled_ones_are(comfy, zimage, mended, biases):
     def pair(lazy):
@@ -134,6 +139,12 @@ def test_a_fused_lazy_linear_loads_its_weights_as_any_other(comfy, utils):
     weight, bias = torch.randn(192, 128), torch.randn(192)
     assert not any(fused.load_state_dict({"weight": weight, "bias": bias}))
     assert torch.equal(fused.weight, weight) and torch.equal(fused.bias, bias)
+
+
+def test_fusing_lazy_linears_needs_no_memory_for_their_weights(comfy, utils):
+    # 3 x 10^12 elements: more than any machine has.
+    fused = utils.fuse_linears([comfy.linear(10**6, 10**6, dtype=torch.bfloat16) for _ in range(3)])
+    assert (fused.in_features, fused.out_features) == (10**6, 3 * 10**6)
 
 
 def test_a_single_linear_and_filled_ones_are_fused_as_upstream_does(comfy, utils):

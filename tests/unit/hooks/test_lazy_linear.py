@@ -6,6 +6,7 @@ import torch
 from qpatch import patching
 from qpatch.finding import INCOMPATIBLE, NEEDED, NOT_NEEDED
 from qpatch.hooks import lazy_linear
+from qpatch.hooks.lazy_call import lending
 
 PATH, NAME = "packages/nunchaku/models/linear.py", "nunchaku.models.linear"
 EAGER_DTYPE = 'kwargs.pop("torch_dtype", linear.weight.dtype)'
@@ -77,6 +78,19 @@ def test_a_linear_with_a_weight_reaches_upstream_as_the_same_object(comfy, stand
         module.SVDQW4A4Linear.from_linear(filled, device="cpu")
 
 
+def test_an_attribute_error_of_another_cause_is_upstream_s_own(comfy, standin):
+    module = standin(PATH, NAME, ("in_features = kwargs.pop", "linear.unknown; in_features = kwargs.pop"))
+    patching.put([patching.Wrap(module.SVDQW4A4Linear, "from_linear", lambda f: lending(f, ("linear",)))])
+    for lazy in (True, False):
+        with pytest.raises(AttributeError, match="no attribute 'unknown'"):
+            module.SVDQW4A4Linear.from_linear(comfy.linear(128, 128, dtype=torch.bfloat16, lazy=lazy))
+
+
+def test_a_function_that_hands_its_argument_back_hands_back_the_source(comfy):
+    source = comfy.linear(128, 128, dtype=torch.bfloat16)
+    assert lending(lambda linear, **kwargs: linear, ("linear",))(source) is source
+
+
 def test_the_source_is_as_it_was_when_upstream_raises(comfy, mended):
     source = comfy.linear(128, 128, bias=True, dtype=torch.bfloat16)
     before = dict(vars(source))
@@ -130,6 +144,14 @@ def test_from_import_copies_of_the_class_are_mended_with_it(comfy, nunchaku):
     assert copy is nunchaku.SVDQW4A4Linear
     patching.put(list(lazy_linear.patches(nunchaku)))
     assert copy.from_linear(comfy.linear(128, 128, dtype=torch.float16)).proj_up.dtype == torch.float16
+
+
+def test_a_class_that_is_only_imported_there_belongs_to_its_own_module(standin, nunchaku):
+    module = standin(PATH, "nunchaku.models.other")
+    module.Foreign = nunchaku.AWQW4A16Linear
+    patching.put(list(lazy_linear.patches(module)))
+    assert patching.marked(vars(module.AWQW4A16Linear)["from_linear"])
+    assert not patching.marked(vars(nunchaku.AWQW4A16Linear)["from_linear"])
 
 
 def test_the_finding_says_whether_lazy_linears_are_in_use(comfy, nunchaku):

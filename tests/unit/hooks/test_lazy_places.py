@@ -71,10 +71,13 @@ def test_a_lazy_feed_forward_is_converted_in_its_declared_dtype(comfy, zimage):
     assert ff.w1.weight is None
 
 
-def test_a_filled_feed_forward_is_converted_as_upstream_does(zimage):
+def test_a_filled_feed_forward_reaches_upstream_as_the_same_object(standin, zimage):
+    zimage = standin(*ZIMAGE, ("    made = FeedForward(", "    seen.append(z_ff)\n    made = FeedForward("))
+    zimage.seen = []
     patching.put(list(lazy_zimage_ff.patches(zimage)))
-    made = zimage._convert_z_image_ff(zimage.ZImageFeedForward(8, 16).half())
-    assert made.net[1].weight.dtype == torch.float16
+    ff = zimage.ZImageFeedForward(8, 16).half()
+    assert zimage._convert_z_image_ff(ff).net[1].weight.dtype == torch.float16
+    assert zimage.seen[0] is ff
 
 
 def test_a_conversion_that_reads_no_weight_or_is_gone_is_left_alone(standin, zimage):
