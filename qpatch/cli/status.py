@@ -51,13 +51,13 @@ def collect(comfyui=(), import_targets: bool = False) -> dict:
     from ..doctor.context import Context
 
     context = Context.here(comfyui)
-    live = states.live()
+    live, activity = states.live(), activation.activation(context)
     places = {hook.name: targets.find(hook, context) for hook in catalogue.HOOKS if not hook.internal}
     errors = _import(places, context) if import_targets else {}
     error = qpatch.activation_error
     return {
         "qpatch": qpatch.__version__, "python": str(context.executable), "live": live,
-        "explanation": activation.activation(context).found,
+        "verdict": activity.verdict, "explanation": activity.found,
         "activation_error": None if error is None else f"{type(error).__name__}: {error}",
         "variables": {k: v for k, v in sorted(context.environ.items()) if k.split("_")[0] == "QPATCH"},
         "complaints": toggles.complaints(),
@@ -79,9 +79,13 @@ def _with_places(hook: dict, places, errors: dict, live: bool) -> dict:
     failed = [f"{place.package} could not be imported: {errors[str(place.file)]}"
               for place in found if str(place.file) in errors]
     if hook["state"] == "applied":
-        hook["explanation"] = "mended: " + hook["explanation"]
+        several = len(hook["targets"]) > 1
+        hook["explanation"] = f"mended in {len(hook['targets'])} modules" if several else "mended: " + hook["explanation"]
+    if found and hook["targets"]:
+        hook["explanation"] = f"{found[0].package}: {hook['explanation']}"
     if hook["state"] == "waiting":
-        hook["explanation"] = "; ".join(failed or [place.sentence(live) for place in places])
+        said = failed or [place.sentence(live) for place in found or places]
+        hook["explanation"] = "; ".join(dict.fromkeys(said))
     hook["installed"] = [{"module": place.pattern, "package": place.package, "file": str(place.file)}
                          for place in found]
     return hook
@@ -92,7 +96,7 @@ SIZES = (14, 14)
 
 def _show(report: dict) -> None:
     print(f"{report['python']}\nqpatch {report['qpatch']}")
-    print(wrap("import hook: " + ("live" if report["live"] else report["explanation"])))
+    print(wrap("import hook: " + ("live" if report["verdict"] == "ok" else report["explanation"])))
     for name, value in report["variables"].items():
         print(f"{name}={value}")
     for complaint in report["complaints"]:

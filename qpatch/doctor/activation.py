@@ -11,16 +11,23 @@ BY_HAND = "start ComfyUI by: python -m qpatch run main.py"
 
 def activation(context) -> Verdict:
     """Proof that the import hook works, or the first reason that explains why it does not."""
-    from .. import states
+    from .. import __version__, states
 
+    standing = states.standing()
     if states.live():
+        if standing != __version__:
+            return warn(f"the import hook is live, but that of another copy, qpatch {standing}; this one is "
+                        f"{__version__}", "see the check 'copies'")
         return ok("the import hook is live in this process: a module imported just now was patched")
     for reason in (_switched_off, _error, _no_site, _outside, _no_file, _unread, _foreign):
         verdict = reason(context)
         if verdict is not None:
             return verdict
-    return problem("the import hook is not live, though the start-up file is in place",
-                   "run the interpreter with -v and look for qpatch.pth; something may have cleared sys.meta_path")
+    if standing is None:
+        return problem("not active: the start-up file is in place, but no finder of qpatch is on sys.meta_path",
+                       "run the interpreter with -v and look for qpatch.pth; something may have removed the finder")
+    return problem("not active, though the finder is in place; asked before it: "
+                   + (", ".join(states.finders_ahead()) or "none"), "report it, with qpatch status --debug")
 
 
 def _enable(context) -> str:

@@ -24,6 +24,8 @@ class Place:
         """In plain words, for a hook that waits. ``live``: whether the import hook works."""
         if self.file is None and not self.looked:
             return f"{self.package} was not looked for: name ComfyUI's folder (--comfyui PATH)"
+        if self.file is None and self.root is not None:
+            return f"{self.package} in {self.root} has no {self.pattern}: nothing to mend"
         if self.file is None:
             return f"{self.package} is not here: nothing to mend"
         end = "it is patched when it is imported" if live else "it will NOT be patched, the import hook is not live"
@@ -47,8 +49,6 @@ def _module(target, context) -> Place:
         root = packages.folder(top, context)
         package = f"{top} {packages.version(top, context) or ''}".strip()
     file = packages.module_file(root, target.pattern) if root else None
-    if root and file is None:
-        package = f"{target.pattern} (another {top} without it stands in {root})"
     return Place(target.pattern, package, file, root)
 
 

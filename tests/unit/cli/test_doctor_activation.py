@@ -72,8 +72,19 @@ def test_a_start_up_file_with_another_text_is_named(machine):
     assert "does not hold the line" in activation.activation(machine.context()).found
 
 
-def test_without_any_reason_it_says_so_instead_of_guessing(machine):
-    assert "though the start-up file is in place" in activation.activation(machine.context()).found
+def test_without_any_reason_it_says_what_it_sees_instead_of_guessing(machine, monkeypatch):
+    monkeypatch.setattr("qpatch.states.standing", lambda: None)
+    assert "no finder of qpatch" in activation.activation(machine.context()).found
+    monkeypatch.setattr("qpatch.states.standing", lambda: "0.1.0")
+    monkeypatch.setattr("qpatch.states.finders_ahead", lambda: ["other.Finder"])
+    assert "asked before it: other.Finder" in activation.activation(machine.context()).found
+
+
+def test_the_finder_of_another_copy_is_a_warning(machine, monkeypatch):
+    monkeypatch.setattr("qpatch.states.live", lambda: True)
+    monkeypatch.setattr("qpatch.states.standing", lambda: "0.0.9")
+    verdict = activation.activation(machine.context())
+    assert verdict.verdict == "warn" and "qpatch 0.0.9" in verdict.found
 
 
 def test_a_check_that_fails_says_so_and_the_others_go_on(machine):
