@@ -36,16 +36,17 @@ class Call:
     def lend(self, names):
         """Exchange the lazy Linears among the arguments ``names``; {id of the twin: the Linear itself}."""
         arguments = self.bound.arguments
-        asked = self.asked("torch_dtype")
-        dtype = asked if isinstance(asked, torch.dtype) else declared_dtype(self.asked(names[0]))
+        asked, first = self.asked("torch_dtype"), self.asked(names[0])
+        dtype = asked if isinstance(asked, torch.dtype) else declared_dtype(first)
         sources = {}
         for name in names:
             source = self.asked(name)
             arguments[name] = lend(source, dtype, self.asked("device"))
             sources[id(arguments[name])] = source
-        # The twins lie on that device now. Functions that take the device from the weight hand
-        # their free keywords on, where a second `device` is a TypeError.
-        self.drop_extra("device")
+        if lazy(first):
+            # Its twin lies on that device now. Functions that take the device from the weight
+            # hand their free keywords on, where a second `device` is a TypeError.
+            self.drop_extra("device")
         return sources
 
 

@@ -85,7 +85,8 @@ def lend(linear, dtype: torch.dtype | None = None, device=None):
             f"{describe(linear)} has no weight yet and declares no dtype for it; "
             "pass torch_dtype= (torch.bfloat16, or torch.float16 on Turing GPUs)"
         )
-    device = device or own_device(linear) or "cpu"
+    # Not `device or ...`: 0 is a device.
+    device = own_device(linear) or "cpu" if device is None else device
     lent = twin(linear)
     lent.weight = placeholder((linear.out_features, linear.in_features), dtype, device)
     if wants_bias(linear):

@@ -21,16 +21,16 @@ pytestmark = [
 ]
 
 
-def child(env, script, *more, **variables):
+def child(env, script, *packs, **variables):
     """The report of ``script`` on the real checkouts."""
     comfyui, nunchaku, pack = (os.environ[name] for name in NEEDED)
-    done = env.command(script, comfyui, nunchaku, pack, *more, env={"PYTHONDONTWRITEBYTECODE": "1", **variables},
-                       timeout=300)
+    done = env.command(script, comfyui, nunchaku, *(packs or [pack]),
+                       env={"PYTHONDONTWRITEBYTECODE": "1", **variables}, timeout=300)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def zimage(env, *more, **variables):
-    return child(env, STANDINS / "build_zimage.py", *more, **variables)
+def zimage(env, *packs, **variables):
+    return child(env, STANDINS / "build_zimage.py", *packs, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,10 @@ def test_the_linear_that_the_hooks_try_is_made_up_as_comfyui_s(matrix):
 @pytest.mark.skipif(
     not os.environ.get("QPATCH_TEST_QWENIMAGELORALOADER"), reason="QPATCH_TEST_QWENIMAGELORALOADER names no folder",
 )
-def test_beside_the_older_pack_the_model_is_built_and_the_report_names_it(installed_with_torch):
-    report = zimage(installed_with_torch, os.environ["QPATCH_TEST_QWENIMAGELORALOADER"])
+@pytest.mark.parametrize("older", ["first", "second"])
+def test_beside_the_older_pack_the_model_is_built_and_the_report_names_it(installed_with_torch, older):
+    packs = [os.environ["QPATCH_TEST_QWENIMAGELORALOADER"], os.environ["QPATCH_TEST_COMFYUI_NUNCHAKU"]]
+    report = zimage(installed_with_torch, *(packs if older == "first" else reversed(packs)))
     assert all(report["loaded"].values())
     assert report["lazy"] == report["eager"] and report["agrees"]
     assert report["hooks"]["zimage-fuse"]["state"] == "applied"

@@ -70,6 +70,10 @@ def test_linears_that_declared_a_bias_are_refused_as_filled_ones_are(comfy, zima
 def test_the_device_of_the_call_decides_where_the_fused_layer_lies(comfy, mended):
     pair = [comfy.linear(128, 128, dtype=torch.bfloat16) for _ in range(2)]
     assert mended.fuse_to_svdquant_linear(*pair, device="meta").qweight.device.type == "meta"
+    # A filled first Linear decides by itself; upstream takes no device beside it, and still does not.
+    pair[0] = comfy.linear(128, 128, dtype=torch.bfloat16, lazy=False)
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'device'"):
+        mended.fuse_to_svdquant_linear(*pair, device="meta")
 
 
 def test_without_a_dtype_the_error_names_layer_and_remedy(comfy, mended):

@@ -51,6 +51,14 @@ def test_what_the_caller_asks_for_comes_before_what_the_linear_declares(comfy):
     assert lend(source, device="meta").weight.device.type == "meta"
 
 
+def test_a_device_that_is_asked_for_by_number_is_not_taken_for_none(comfy):
+    if torch.cuda.is_available():
+        assert lend(comfy.linear(64, 32, dtype=torch.bfloat16), device=0).weight.device.index == 0
+    else:
+        with pytest.raises((RuntimeError, AssertionError)):
+            lend(comfy.linear(64, 32, dtype=torch.bfloat16), device=0)
+
+
 def test_a_linear_that_holds_a_tensor_decides_on_the_device(comfy):
     with_bias = comfy.linear(64, 32, dtype=torch.bfloat16)
     with_bias.bias = torch.nn.Parameter(torch.zeros(32, device="meta"))
