@@ -5,6 +5,8 @@ Adding a hook: an entry here, the target's pattern in ``finder.TARGETS``, a modu
 
 from dataclasses import dataclass
 
+from . import repairs
+
 
 @dataclass(frozen=True)
 class Target:
@@ -30,8 +32,9 @@ class Hook:
     """One repair, switched by its name.
 
     ``distributions``: what to look up for the version in reports; ``checked``: the versions it
-    was run against; ``variables``: environment variables of its own; ``internal`` hooks are of
-    qpatch itself, not listed and not switched.
+    was run against; ``seen``: where the break was seen, as (what, first version, last version);
+    ``variables``: environment variables of its own; ``internal`` hooks are of qpatch itself, not
+    listed and not switched.
     """
 
     name: str
@@ -42,6 +45,13 @@ class Hook:
     checked: str = ""
     variables: tuple[str, ...] = ()
     internal: bool = False
+    seen: tuple[tuple[str, str, str], ...] = ()
+
+
+def _repair(thing: str, row: dict) -> Hook:
+    implementation = "qpatch.hooks.compat." + thing.replace("-", "_")
+    targets = tuple(Target(pattern, implementation, defines) for pattern, defines in row["targets"].items())
+    return Hook(name=repairs.PREFIX + thing, mends=row["mends"], targets=targets, seen=row["seen"])
 
 
 HOOKS: tuple[Hook, ...] = (
@@ -76,6 +86,7 @@ HOOKS: tuple[Hook, ...] = (
         targets=(Target("qpatch.smoke", "qpatch.hooks.smoke", ("mended",)),),
         internal=True,
     ),
+    *(_repair(thing, row) for thing, row in repairs.REPAIRS.items()),
 )
 
 

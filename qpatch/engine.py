@@ -103,6 +103,12 @@ def catch_up() -> None:
         raise failure
 
 
+def renew() -> None:
+    """Offer the modules of lost patches again: what somebody has put there is examined, and wrapped if it has the fault."""
+    for attempt in states.lost():
+        _offer(attempt.hook, attempt.target, attempt.module_name, attempt.module)
+
+
 def _complain_once() -> None:
     global _complained
     if not _complained:

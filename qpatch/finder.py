@@ -18,11 +18,21 @@ from . import __version__
 #: what catalogue.py says, because that module is too large to load at every start; a test
 #: keeps the two equal.
 TARGETS = {
+    "base": ("comfy_kitchen.tensor.base",),
+    "common": ("*.model_patcher.common",),
+    "flux": ("*.wrappers.flux",),
     "linear": ("nunchaku.models.linear", "nunchaku.models.text_encoders.linear"),
-    "utils": ("nunchaku.models.utils",),
-    "transformer_zimage": ("nunchaku.models.transformers.transformer_zimage",),
-    "zimage": ("*.models.zimage",),
+    "lora": ("comfy.lora",),
+    "model": ("comfy.ldm.qwen_image.model",),
+    "model_patcher": ("comfy.model_patcher", "*.model_patcher"),
+    "nunchaku_patch": ("*.patches.nunchaku_patch",),
+    "ops": ("comfy.ops",),
+    "qwenimage": ("*.model_configs.qwenimage", "*.models.qwenimage"),
     "smoke": ("qpatch.smoke",),
+    "supported_models_base": ("comfy.supported_models_base",),
+    "transformer_zimage": ("nunchaku.models.transformers.transformer_zimage",),
+    "utils": ("nunchaku.models.utils",),
+    "zimage": ("*.models.zimage", "*.model_patcher.zimage", "*.model_configs.zimage"),
 }
 
 #: Targets found with a loader that cannot be watched: module name -> what kind of loader.

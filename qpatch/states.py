@@ -69,6 +69,11 @@ def attempts(hook: Hook) -> list[Attempt]:
     return [a for key, a in list(_attempts.items()) if key[0] == hook.name] + _missed(hook) + _unwatched(hook)
 
 
+def lost() -> list[Attempt]:
+    """The meetings whose patches somebody has replaced since."""
+    return [attempt for attempt in list(_attempts.values()) if attempt.state == LOST]
+
+
 def _missed(hook: Hook) -> list[Attempt]:
     """Targets of ``hook`` that were imported without qpatch being asked."""
     found = []

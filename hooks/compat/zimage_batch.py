@@ -1,0 +1,50 @@
+"""Hook ``comfy-compat-zimage-batch``: a batch of Nunchaku Z-Image images, each with its own positions.
+
+The fused kernel sees all tokens of the batch as one row after another and takes row n of the packed
+rotary table for token n; the table holds the rows of one image. From image two on the positions are
+wrong, or the table is too short for the kernel. The table is repeated for the batch before it is packed.
+"""
+
+import torch
+
+from . import Repair, Spot
+
+
+def whole_batch(table: torch.Tensor, batch: int) -> torch.Tensor:
+    """``table`` [1 or batch, tokens, ...] as [1, batch * tokens, ...], image after image."""
+    return table.expand(batch, *table.shape[1:]).reshape(1, -1, *table.shape[2:])
+
+
+def _for_one_image(original, module):
+    hook = module.RopeFuseAttentionHook()
+    image = torch.zeros(2, 16, 1)
+    table = torch.arange(16 * 4 * 4, dtype=torch.float32).reshape(1, 16, 1, 4, 2, 2)
+    packed = original(hook, None, (image, None, table), {})[0][2]
+    first, second = packed[0, :16], packed[0, 16:32]
+    return None if torch.equal(first, second) else "the rotary table covers the first image of a batch only"
+
+
+def _for_the_batch(original, module):
+    def pre_forward(self, module, input_args, input_kwargs):
+        x, table = input_args[0], input_args[2]
+        if table is not None and x.shape[0] > 1:
+            input_args = (*input_args[:2], _kept(self, table, x.shape[0]), *input_args[3:])
+        return original(self, module, input_args, input_kwargs)
+    return pre_forward
+
+
+def _kept(hook, table, batch):
+    # In the hook's own cache, which it clears after each forward: every layer asks for the same table,
+    # and the hook knows a table by its address, so this one has to live as long as its entry does.
+    entry = ("qpatch", id(table), batch)
+    if entry not in hook.packed_freqs_cis_cache:
+        hook.packed_freqs_cis_cache[entry] = (table, whole_batch(table, batch))
+    return hook.packed_freqs_cis_cache[entry][1]
+
+
+REPAIR = Repair(
+    Spot("RopeFuseAttentionHook.pre_forward", _for_one_image, _for_the_batch,
+         absent="positions are not fused into the kernel in this release"),
+    fine="the rotary table covers the whole batch",
+)
+examine, patches = REPAIR.examine, REPAIR.patches

@@ -1,0 +1,12 @@
+"""Stand-in for ComfyUI-nunchaku's Qwen-Image patcher: it moves the model, and tells nobody."""
+
+from comfy.model_patcher import ModelPatcher
+
+
+class NunchakuModelPatcher(ModelPatcher):
+    def load(self, device_to=None, lowvram_model_memory=0, force_patch_weights=False, full_load=False):
+        self.model.diffusion_model.to_safely(device_to)
+
+    def detach(self, unpatch_all: bool = True):
+        self.eject_model()
+        self.model.diffusion_model.to_safely(self.offload_device)
