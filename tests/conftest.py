@@ -67,6 +67,21 @@ def build_wheel(source, out, env=None):
     return built
 
 
+@pytest.fixture(scope="session", name="copy_of_the_source")
+def copy_of_the_source_fixture():
+    return copy_of_the_source
+
+
+@pytest.fixture(scope="session", name="build_wheel")
+def build_wheel_fixture():
+    return build_wheel
+
+
+@pytest.fixture(scope="session", name="interpreters")
+def interpreters_fixture():
+    return interpreters()
+
+
 class Env:
     """A virtual environment: ``env.python``, ``env.site`` and child processes in it."""
 
@@ -136,6 +151,12 @@ def installed_with_torch(tmp_path_factory, wheel):
     env.install(wheel)
     env.see_parent()
     return env
+
+
+@pytest.fixture
+def empty(tmp_path):
+    """A fresh environment without anything in it."""
+    return Env(tmp_path / "venv")
 
 
 @pytest.fixture
