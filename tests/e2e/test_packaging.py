@@ -3,6 +3,7 @@
 import base64
 import csv
 import hashlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -170,10 +171,8 @@ def test_an_editable_install_activates_and_has_all_packages_and_goes_without_a_t
     source = copy_of_the_source(tmp_path / "source")
     tools = tmp_path / "tools"
     tools.mkdir()
-    import setuptools
-
     # pip builds with what the environment sees; of the tests' own it is to see setuptools and no more.
-    beside = Path(setuptools.__file__).parents[1]
+    beside = Path(importlib.util.find_spec("setuptools").origin).parents[1]
     for path in [*beside.glob("setuptools*"), beside / "_distutils_hack"]:
         (tools / path.name).symlink_to(path)
     (empty.site / "tools.pth").write_text(f"{tools}\n")
