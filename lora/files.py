@@ -60,14 +60,15 @@ def open_lora(source: str | PathLike | Mapping[str, torch.Tensor], *, name: str 
     flags = sorted(key for key in opened.entries if key in FLAGS)
     keys = [key for key in opened.entries if key not in FLAGS]
     wanted = None if family is None else families.get(family)
-    file = LoraFile(opened.name, recognise(opened.name, keys, wanted), opened.metadata)
+    resolver = recognise(opened.name, keys, wanted)
+    file = LoraFile(opened.name, resolver and resolver.family, opened.metadata)
     file.skipped += [(key, "describes the file") for key in flags]
-    if file.family is None:
+    if resolver is None:
         file.text_encoder_keys = keys
         file.skipped += [(key, TEXT_ENCODER) for key in keys]
         return file
     config = adapter_config(opened.metadata) if metadata_alpha else None
-    _fill(file, opened, Grouping(opened, file.family, keys), Rules(convention, config, _rslora(opened, flags)))
+    _fill(file, opened, Grouping(opened, resolver, keys), Rules(convention, config, _rslora(opened, flags)))
     return file
 
 

@@ -17,13 +17,13 @@ from .source import Source
 class Grouping:
     """``layers``: target -> role -> key. The rest is in ``skipped``, ``unknown`` and ``texts`` as :class:`LoraFile` has it."""
 
-    def __init__(self, source: Source, family: Family, keys: Iterable[str]):
+    def __init__(self, source: Source, resolver: Resolver, keys: Iterable[str]):
         self.layers: dict[Target, dict[Role, Resolved]] = {}
         self.skipped: list[tuple[str, str]] = []
         self.unknown: list[tuple[str, str]] = []
         self.texts: list[str] = []
         self._source = source
-        resolver, self._nearest = Resolver(family), Nearest([family])
+        self._nearest = Nearest([resolver.family])
         for key in keys:
             self._sort(resolver(key))
         self._drop_plain_weights()

@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import FileError
 
@@ -42,8 +43,7 @@ _IMPOSTORS = (
 )
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor: dtype tag as in :data:`BITS`, shape, and its bytes [begin, end) of the data part."""
 
     dtype: str
@@ -62,10 +62,13 @@ class Header:
     size: int
 
 
-def read(path: str | os.PathLike) -> Header:
-    """Read and check the header of the safetensors file at ``path``; raises :class:`FileError`."""
+def read(path: str | os.PathLike, name: str | None = None) -> Header:
+    """Read and check the header of the safetensors file at ``path``, called ``name`` in messages.
+
+    Raises :class:`FileError`.
+    """
     path = Path(path)
-    name = str(path)
+    name = name or str(path)
     if path.is_dir():
         raise FileError("this is a folder; name the .safetensors file in it", file=name)
     try:
@@ -76,7 +79,7 @@ def read(path: str | os.PathLike) -> Header:
             stream.seek(8)
             raw = stream.read(length)
     except OSError as error:
-        raise FileError(f"cannot be read: {error.strerror or error}", file=name) from error
+        raise FileError(f"{path} cannot be read: {error.strerror or error}", file=name) from error
     return parse(name, raw, size)
 
 

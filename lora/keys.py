@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 from functools import cached_property
 
 from . import families
@@ -75,8 +76,7 @@ class Target:
         return self.module if self.part is None else f"{self.module}[{self.part}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(NamedTuple):
     """What a key means.
 
     ``target`` and ``role`` are set when it was understood; else ``skipped`` (left to the caller:
@@ -206,14 +206,21 @@ def strip_prefix(stem: str) -> str:
 
 
 class Resolver:
-    """Resolves the keys of one file in one family; each module name is looked up once."""
+    """Resolves the keys of one file in one family; each key and each module name is looked up once."""
 
     def __init__(self, family: Family):
         self.family = family
+        self._resolved: dict[str, Resolved] = {}
         self._targets: dict[str, tuple[str, Target | None]] = {}
 
     def __call__(self, key: str) -> Resolved:
-        """What ``key`` means; ``unknown`` is "" for one that does not resolve (see :mod:`nearest`)."""
+        """What ``key`` means; ``unknown`` is "" for one that does not resolve (nearest.py finds the reason)."""
+        resolved = self._resolved.get(key)
+        if resolved is None:
+            resolved = self._resolved[key] = self._resolve(key)
+        return resolved
+
+    def _resolve(self, key):
         if _TEXT_ENCODER.match(key):
             return Resolved(key, skipped=TEXT_ENCODER)
         split = split_suffix(key)

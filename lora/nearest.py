@@ -17,38 +17,41 @@ _DOTS_OR_UNDERSCORES = re.compile(r"[._]")
 
 
 class Nearest:
-    """Explains unknown keys of one file. Names that differ only in their block number are compared once."""
+    """Explains the unknown keys of one file. Names that differ only in their numbers are looked at once."""
 
     def __init__(self, candidates: Iterable[Family]):
-        spellings = [name for family in candidates for name in family.spellings()]
-        self._flat = {_flatten(name): name for name in spellings}
-        self._known: dict[str, str | None] = {}
+        self._flat = {_flatten(name): name for family in candidates for name in family.spellings()}
+        self._reasons: dict[str, str] = {}
 
     def __call__(self, key: str) -> str:
         """The reason for ``key``, in words."""
         split = keys.split_suffix(key)
+        name = key if split is None else keys.strip_prefix(split[0])
+        numbers = _NUMBER.findall(name)
+        pattern = _NUMBER.sub("#", name) + ("" if split is None else split[1])
+        reason = self._reasons.get(pattern)
+        if reason is None:
+            reason = self._reason(name, split)
+            if len(self._reasons) < LIMIT:
+                self._reasons[pattern] = reason
+        return reason.replace("#", numbers[0] if numbers else "N", 1)
+
+    def _reason(self, name, split) -> str:
         if split is None:
-            return f"its ending is none that an adapter has{self._suggest(key)}"
+            return f"its ending is none that an adapter has{self._suggest(name)}"
         if split[1] is keys.Role.ia3_weight:
             return "a plain weight: this part of the file is a model, not a LoRA"
-        stem = keys.strip_prefix(split[0])
-        other = foreign.recognise(stem)
+        other = foreign.recognise(name)
         if other is not None:
             return f"a layer of {other}"
-        return f"no layer has this name{self._suggest(stem)}"
+        return f"no layer has this name{self._suggest(name)}"
 
-    def _suggest(self, stem: str) -> str:
-        number = _NUMBER.search(stem)
-        pattern = _NUMBER.sub("#", stem, count=1)
-        if pattern not in self._known:
-            if len(self._known) >= LIMIT:
-                return ""
-            close = difflib.get_close_matches(_flatten(pattern), self._flat, n=1, cutoff=0.6)
-            self._known[pattern] = self._flat[close[0]] if close else None
-        name = self._known[pattern]
-        if name is None:
+    def _suggest(self, name: str) -> str:
+        if len(self._reasons) >= LIMIT:
             return ""
-        return f"; nearest: {name.replace('#', number.group() if number else 'N', 1)}"
+        flat = _flatten(_NUMBER.sub("#", name, count=1))
+        close = difflib.get_close_matches(flat, self._flat, n=1, cutoff=0.6)
+        return f"; nearest: {self._flat[close[0]]}" if close else ""
 
 
 def _flatten(name: str) -> str:

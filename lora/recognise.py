@@ -8,37 +8,38 @@ from .errors import FileError, UnknownFamily
 from .families import FAMILIES, Family, foreign
 from .keys import Resolver, split_suffix
 
-#: Keys shown in a message about a file that is not understood.
-_SAMPLES = 3
+#: Keys shown in a message about a file that is not understood, and looked at to say what it is.
+_SAMPLES, _LOOKED_AT = 3, 500
 
 
-def recognise(name: str, keys: list[str], wanted: Family | None) -> Family | None:
-    """The family that the ``keys`` of file ``name`` are for, or None if all belong to text encoders.
+def recognise(name: str, keys: list[str], wanted: Family | None) -> Resolver | None:
+    """The resolver of the family that the ``keys`` of file ``name`` are for, or None if all belong to text encoders.
 
     ``wanted`` is the model's family. Raises :class:`UnknownFamily` for a file of another one, and
     :class:`FileError` for one without tensors.
     """
     if not keys:
         raise FileError("the file holds no tensors", file=name)
-    known, others, texts = _count(keys)
+    resolvers = {family.name: Resolver(family) for family in FAMILIES.values()}
+    known, strange, texts = _count(resolvers.values(), keys)
     if texts == len(keys):
         return None
     if wanted is not None and known[wanted.name]:
-        return wanted
+        return resolvers[wanted.name]
     best = max(FAMILIES.values(), key=lambda family: known[family.name])
+    others = Counter(filter(None, map(foreign.recognise, strange[:_LOOKED_AT])))
     if others and not _marked(best, keys):
         raise _mismatch(name, others.most_common(1)[0][0], wanted)
     if not known[best.name]:
         raise UnknownFamily(_nothing_known(keys), file=name, found=", ".join(keys[:_SAMPLES]))
     if wanted is not None:
         raise _mismatch(name, best.title, wanted)
-    return best
+    return resolvers[best.name]
 
 
-def _count(keys) -> tuple[Counter, Counter, int]:
-    """How many keys each family knows, how many look like which other model, how many are text encoders'."""
-    resolvers = [Resolver(family) for family in FAMILIES.values()]
-    known, others, texts = Counter(), Counter(), 0
+def _count(resolvers, keys) -> tuple[Counter, list[str], int]:
+    """How many keys each family knows, the module names that none knows, and the number of text encoders' keys."""
+    known, strange, texts = Counter(), [], 0
     for key in keys:
         for resolver in resolvers:
             resolved = resolver(key)
@@ -49,14 +50,12 @@ def _count(keys) -> tuple[Counter, Counter, int]:
         elif resolved.unknown is None:
             known[resolver.family.name] += 1
         else:
-            other = foreign.recognise(resolved.stem or key)
-            if other is not None:
-                others[other] += 1
-    return known, others, texts
+            strange.append(resolved.stem or key)
+    return known, strange, texts
 
 
 def _marked(family: Family, keys) -> bool:
-    return any(family.marks.search(key) for key in keys)
+    return any(map(family.marks.search, keys))
 
 
 def _mismatch(name, found: str, wanted: Family | None) -> UnknownFamily:

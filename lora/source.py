@@ -30,7 +30,7 @@ class FileSource:
     def __init__(self, path: str | os.PathLike, name: str | None = None):
         self.path = os.fspath(path)
         self.name = name or os.path.basename(self.path)
-        checked = header.read(self.path)
+        checked = header.read(self.path, self.name)
         self.entries: dict[str, Entry] = checked.entries
         self.metadata: dict[str, str] = checked.metadata
         try:

@@ -38,7 +38,7 @@ def from_layer(layer: Layer) -> Adapter:
     kinds = [kind for kind in KINDS if kind.marks & layer.keys.keys()]
     if len(kinds) > 1:
         raise layer.refuse(FileError, "the layer holds several adapters: " + ", ".join(kind.kind for kind in kinds))
-    if kinds == [OFT] and len(layer.raw_shape(Role.oft_blocks)) == 4:
+    if kinds == [OFT] and Role.oft_blocks in layer and len(layer.raw_shape(Role.oft_blocks)) == 4:
         return BOFT(layer)
     if kinds:
         return kinds[0](layer)

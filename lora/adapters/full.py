@@ -66,3 +66,7 @@ class Bias(_Unscaled):
 
     def _change(self):
         return Delta()
+
+    def misfit(self, out, inp):
+        rows = self.layer.raw_shape(next(iter(self.marks & self.keys.keys())))[0]
+        return None if rows == out else f"its bias has {rows} rows, the layer has {out}"
