@@ -1,5 +1,6 @@
 """``qpatch enable``: write the start-up files for the running interpreter."""
 
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -25,6 +26,10 @@ def run(arguments) -> int:
         print(f"{'wrote' if what == 'written' else 'was there already'}: {path}")
     if line is not None:
         print(f"qpatch.pth also puts {line} on sys.path, where qpatch lies")
+    embedded = places.underscore_pth(Path(sys.executable))
+    if embedded is not None and not embedded.imports_site:
+        print(wrap(f"but this Python reads no .pth files: add the line 'import site' to {embedded.path}"))
+        return 1
     print(wrap("qpatch is active from the next start of this interpreter on. To switch it off for one start: QPATCH=0."
                " To remove the files: qpatch disable"))
     return 0

@@ -2,7 +2,7 @@
 
 import json
 
-from .text import count, row, wrap
+from .text import row, wrap
 
 
 def configure(parser) -> None:
@@ -35,9 +35,16 @@ def run(arguments) -> int:
         print(json.dumps({"qpatch": __version__, "python": str(context.executable), "all_proved": proved == len(proofs),
                           "proofs": [vars(proof) for proof in proofs]}, indent=2))
     else:
-        print("\n" + wrap(f"{proved} of {count(len(proofs), 'claim')} proved"
-                          + ("" if proved == len(proofs) else "; qpatch doctor looks for the reason")))
+        print("\n" + wrap(_summary(proofs)))
     return 0 if proved == len(proofs) else 1
+
+
+def _summary(proofs) -> str:
+    from ..selftest import FAILED, NOT_TRIED, PROVED
+
+    numbers = {kind: sum(proof.outcome == kind for proof in proofs) for kind in (PROVED, FAILED, NOT_TRIED)}
+    said = ", ".join(f"{number} {kind}" for kind, number in numbers.items() if number)
+    return said + ("; qpatch doctor looks for the reason" if numbers[FAILED] else "")
 
 
 def _trials(context):

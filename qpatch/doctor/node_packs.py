@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import comfyui, packages, static_imports
+from . import comfyui, nunchaku, packages, static_imports
 from .verdict import Verdict, note, ok, problem, skipped
 
 #: What ComfyUI-nunchaku's models/zimage.py defines, in every release that has one.
@@ -83,7 +83,7 @@ def nunchaku_pack(context) -> Verdict:
 def wheel_mismatch(context) -> Verdict:
     """ComfyUI-nunchaku against the nunchaku wheel: its stated minimum, and what it imports."""
     active = _active(context)
-    wheel, have = packages.folder("nunchaku", context), packages.version("nunchaku", context)
+    wheel, have = nunchaku.engine(context), packages.version("nunchaku", context)
     if not active or wheel is None:
         return skipped("nunchaku or ComfyUI-nunchaku was not found")
     pack = active[0]

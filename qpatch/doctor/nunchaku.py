@@ -11,13 +11,19 @@ GET_IT = ("install the wheel that fits your torch and Python from the releases o
           "(nunchux-ai/nunchaku on GitHub)")
 
 
+def engine(context) -> Path | None:
+    """The folder of the inference engine; None where nunchaku is absent, or another project."""
+    folder = packages.folder("nunchaku", context)
+    return folder if folder and packages.module_file(folder, "nunchaku.models.linear") else None
+
+
 def nunchaku(context) -> Verdict:
     """Installed or not, and whether it is the inference engine or the PyPI project of the same name."""
     folder = packages.folder("nunchaku", context)
     version = packages.version("nunchaku", context)
     if folder is None:
         return note("nunchaku is not installed for this Python", "for SVDQuant models: " + GET_IT)
-    if packages.module_file(folder, "nunchaku.models.linear") is None:
+    if engine(context) is None:
         return problem(f"nunchaku {version or '(version unknown)'} in {folder} is another project of that name (pip "
                        "install nunchaku brings it): it has no quantized layers",
                        f"pip uninstall nunchaku, then {GET_IT}")
@@ -42,9 +48,8 @@ def torch_build(context) -> tuple[str | None, str | None]:
 
 def nunchaku_build(context) -> Verdict:
     """The torch, CUDA and Python that the nunchaku wheel was built for, against those in use."""
-    folder = packages.folder("nunchaku", context)
-    version = packages.version("nunchaku", context)
-    if folder is None or packages.module_file(folder, "nunchaku.models.linear") is None:
+    folder, version = engine(context), packages.version("nunchaku", context)
+    if folder is None:
         return skipped("nunchaku is not installed")
     faults = [*_wrong_torch(version or "", context), *_wrong_python(folder, context)]
     if faults:
@@ -87,8 +92,8 @@ def _tags(context) -> list[str]:
 
 def diffusers(context) -> Verdict:
     """nunchaku's package import reads classes of diffusers that only later releases have."""
-    folder = packages.folder("nunchaku", context)
-    if folder is None or packages.module_file(folder, "nunchaku.models.linear") is None:
+    folder = engine(context)
+    if folder is None:
         return skipped("nunchaku is not installed")
     installed = packages.distribution("nunchaku", context)
     asked = packages.requirement(installed.requires if installed else (), "diffusers")

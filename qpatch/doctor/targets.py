@@ -25,7 +25,7 @@ class Place:
         if self.file is None and not self.looked:
             return f"{self.package} was not looked for: name ComfyUI's folder (--comfyui PATH)"
         if self.file is None and self.root is not None:
-            return f"{self.package} in {self.root} has no {self.pattern}: nothing to mend"
+            return f"{self.package} in {self.root} has none of what this hook mends"
         if self.file is None:
             return f"{self.package} is not here: nothing to mend"
         end = "it is patched when it is imported" if live else "it will NOT be patched, the import hook is not live"
