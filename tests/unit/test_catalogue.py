@@ -30,6 +30,8 @@ def test_each_implementation_exists_and_has_the_two_functions_of_a_hook():
         tree = ast.parse(Path(importlib.util.find_spec(target.implementation).origin).read_text("utf-8"))
         defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         defined |= {alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+        assigned = [node for statement in tree.body if isinstance(statement, ast.Assign) for node in ast.walk(statement)]
+        defined |= {node.id for node in assigned if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         assert {"examine", "patches"} <= defined, f"{hook.name}: {target.implementation}"
 
 
