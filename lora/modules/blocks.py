@@ -1,0 +1,165 @@
+"""Low-rank terms kept unscaled, and written with their scales into the up factor that the model uses.
+
+The scale sits in ``up`` alone. What is kept is ``up`` of each term in the stored dtype and order,
+only the rows it has; a change of strength is then one multiplication of each, and the same strength
+gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ..errors import NonFiniteError
+from .change import current
+
+#: Exponent of two to which float16 factors are brought, away from its overflow and its subnormals.
+_FP16_EXPONENT = 14
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Multiplier of some consecutive ranks: ``factor``, times the strength of LoRA number ``lora`` (None: of none)."""
+
+    ranks: int
+    factor: float
+    lora: int | None
+
+    def at(self, strengths: Sequence[float]) -> float:
+        return self.factor * (1.0 if self.lora is None else strengths[self.lora])
+
+
+@dataclass(eq=False)
+class Block:
+    """Unscaled values of a region of an up factor.
+
+    ``values``   in the order in which the factor is stored.
+    ``region``   index of the region in a view of the factor (see :class:`Blocks`).
+    ``scales``   of its ranks, in order; ``ranks`` says which rank each of the last two axes' elements belongs to, for
+                 a block that holds terms with different scales.
+    ``source``   for messages.
+    """
+
+    values: torch.Tensor
+    region: tuple[slice, ...]
+    scales: tuple[Scale, ...]
+    source: str
+    ranks: torch.Tensor | None = None
+    _largest: float | None = None
+
+    def factor(self, strengths: Sequence[float]) -> float | torch.Tensor:
+        """The multiplier: one number, or a float32 tensor that is broadcast over the values."""
+        factors = [scale.at(strengths) for scale in self.scales]
+        if len(set(factors)) == 1:
+            return factors[0]
+        each = torch.tensor([factor for factor, scale in zip(factors, self.scales) for _ in range(scale.ranks)])
+        padding = torch.zeros(int(self.ranks.max()) + 1 - len(each))
+        return torch.cat((each, padding))[self.ranks]
+
+    def check(self, strengths: Sequence[float], dtype: torch.dtype, path: str) -> None:
+        """Raise :class:`NonFiniteError` where a scaled value would not fit ``dtype``."""
+        factor = max(abs(scale.at(strengths)) for scale in self.scales)
+        if factor <= 1 and dtype == self.values.dtype:
+            return
+        if self._largest is None:
+            self._largest = largest(self.values)
+        if not self._largest * factor <= torch.finfo(dtype).max:
+            raise NonFiniteError(f"at this strength {self.source} does not fit {_name(dtype)}", key=path,
+                                 expected=f"at most {torch.finfo(dtype).max:.4g}", found=f"{self._largest * factor:.4g}")
+
+    def write(self, view: torch.Tensor, strengths: Sequence[float]) -> None:
+        factor, target = self.factor(strengths), view[self.region]
+        if isinstance(factor, torch.Tensor):
+            factor = factor.to(target.device)
+        if factor is not None and isinstance(factor, float) and factor == 1:
+            target.copy_(self.values)
+        else:
+            torch.mul(self.values.to(target.device), factor, out=target)
+
+
+@dataclass(eq=False)
+class Blocks:
+    """All blocks of one up factor, which stands as parameter or buffer ``name`` of its module.
+
+    ``view`` turns the factor into what the blocks' regions refer to. ``tensor_of`` gets the tensor where it is not
+    the attribute itself.
+    """
+
+    name: str
+    path: str
+    blocks: list[Block]
+    view: Callable[[torch.Tensor], torch.Tensor]
+    address: int = 0
+    tensor_of: Callable[[nn.Module, str], torch.Tensor] = field(default=current)
+
+    def write(self, tensor: torch.Tensor, strengths: Sequence[float]) -> None:
+        """Fill in all blocks; for a factor that is being made."""
+        for block in self.blocks:
+            block.check(strengths, tensor.dtype, self.path)
+        view = self.view(tensor)
+        for block in self.blocks:
+            block.write(view, strengths)
+        self.address = tensor.data_ptr()
+
+    def prepare(self, owner: nn.Module, strengths: Sequence[float], changed: frozenset[int]) -> Callable[[], None] | None:
+        tensor = self.tensor_of(owner, self.name)
+        concerned = [block for block in self.blocks if any(scale.lora in changed for scale in block.scales)]
+        if not concerned:
+            return None
+        for block in concerned:
+            block.check(strengths, tensor.dtype, self.path)
+        fresh = None
+        if tensor.data_ptr() != self.address:
+            # Moved since, or replaced by somebody: only memory that was allocated here is written to,
+            # because anything else may be a read-only mapping of a file.
+            fresh = tensor.detach().clone()
+
+        def write():
+            target = tensor.detach()
+            if fresh is not None:
+                tensor.data = target = fresh
+                self.address = fresh.data_ptr()
+            view = self.view(target)
+            for block in concerned:
+                block.write(view, strengths)
+
+        return write
+
+
+def largest(values: torch.Tensor) -> float:
+    """The largest magnitude; NaN if there is one."""
+    if not values.numel():
+        return 0.0
+    low, high = torch.aminmax(values)
+    return max(-low.item(), high.item()) if low == low else math.nan
+
+
+def normalized(up: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    """(values, power of two) with ``up = values * power`` and the values well inside the range of ``dtype``.
+
+    float16 loses small numbers and cannot hold large ones; a power of two costs no precision. bfloat16 has the
+    range of float32 and needs none.
+    """
+    peak = largest(up) if dtype == torch.float16 else 0.0
+    if not peak or not math.isfinite(peak):
+        return up, 1.0
+    shift = math.frexp(peak)[1] - _FP16_EXPONENT
+    return up.float() * 2.0 ** -shift, 2.0 ** shift
+
+
+def fits(values: torch.Tensor, dtype: torch.dtype, what: str, path: str, file: str, key: str) -> None:
+    """Raise :class:`NonFiniteError` where finite ``values`` overflow in the 16-bit ``dtype``."""
+    if torch.finfo(values.dtype).max <= torch.finfo(dtype).max:
+        return
+    peak = largest(values)
+    if not peak <= torch.finfo(dtype).max:
+        raise NonFiniteError(f"{what} does not fit {_name(dtype)}, the dtype of {path}", file=file, key=key,
+                             expected=f"at most {torch.finfo(dtype).max:.4g}", found=f"{peak:.4g}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

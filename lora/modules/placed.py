@@ -1,0 +1,123 @@
+"""Parts of LoRAs as low-rank terms of one module: what a module with a low-rank branch is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from .. import lowrank
+from ..errors import PlanError
+from ..packing import SIDE
+from ..report import Applied
+from ..terms import Term
+from .site import Part, Site
+
+
+@dataclass(frozen=True)
+class Placed:
+    """``term`` on ``rows`` of a module. ``lora`` is whose strength multiplies it; None: the strength is in it."""
+
+    term: Term
+    rows: slice
+    lora: int | None
+    part: Part
+
+
+@dataclass
+class Branch:
+    """Everything that is to be appended to one module's low-rank branch."""
+
+    placed: list[Placed]
+    lines: list[Applied]
+    fixed: frozenset[int] = frozenset()
+
+    @property
+    def ranks(self) -> int:
+        return sum(placed.term.rank for placed in self.placed)
+
+
+def gather(site: Site, parts: Sequence[Part], strengths: Sequence[float], max_rank: int) -> Branch:
+    """The weight changes of ``parts`` as terms.
+
+    Terms of an adapter stay as they are. What is dense is truncated to ``max_rank`` by SVD. What depends on
+    the base weight is computed for this strength, and fixed to it. Raises :class:`UnsupportedAdapter` if the
+    base weight cannot be rebuilt.
+    """
+    branch, fixed = Branch([], []), set()
+    for part in parts:
+        terms, error = list(part.delta.terms), 0.0
+        if part.delta.rebase is not None:
+            change = part.delta.rebase(site.weight()[part.rows], strengths[part.lora])
+            found, error = lowrank.truncate(change, max_rank)
+            branch.placed += [Placed(term, part.rows, None, part) for term in found]
+            rank = sum(term.rank for term in found)
+            fixed.add(part.lora)
+        else:
+            dense = _dense(site, part)
+            if dense is not None:
+                found, error = lowrank.truncate(dense, max_rank)
+                terms += found
+            branch.placed += [Placed(term, part.rows, part.lora, part) for term in terms]
+            rank = sum(term.rank for term in terms)
+        if rank:
+            branch.lines.append(line(site, part, rank, error))
+    branch.fixed = frozenset(fixed)
+    return branch
+
+
+def _dense(site: Site, part: Part):
+    if part.delta.replace is not None:
+        return part.delta.replace.float() - site.weight()[part.rows]
+    return part.delta.dense
+
+
+def line(site: Site, part: Part, rank: int | None, error: float = 0.0, **facts) -> Applied:
+    """The report's line of ``part`` in ``site``."""
+    return Applied(part.lora, site.path, str(part.target), rank, part.scale, error, note=part.delta.note, **facts)
+
+
+def squeeze(branch: Branch, site: Site, strengths: Sequence[float], room: int) -> Branch:
+    """The branch in at most ``room`` ranks: each group of rows gets an even share, and what has more is compressed.
+
+    The strengths are then in the factors, so that all LoRAs concerned are fixed.
+    """
+    groups: dict[tuple[int, int], list[Placed]] = {}
+    for placed in branch.placed:
+        groups.setdefault((placed.rows.start, placed.rows.stop), []).append(placed)
+    placed, fixed, errors = [], set(branch.fixed), {}
+    for count, (rows, group) in enumerate(sorted(groups.items(), key=lambda item: _ranks(item[1]))):
+        share = room // (len(groups) - count) // SIDE * SIDE
+        if not share:
+            raise PlanError("the low-rank branch has no rank left for a LoRA", key=site.path, found=f"{room} ranks free")
+        if _ranks(group) <= share:
+            placed += group
+        else:
+            scaled = [Term(one.term.up, one.term.down, one.term.scale * _strength(one, strengths)) for one in group]
+            terms, error = lowrank.compress(scaled, share)
+            placed += [Placed(term, slice(*rows), None, group[0].part) for term in terms]
+            fixed |= {one.part.lora for one in group}
+            errors.update({(one.part.lora, str(one.part.target)): error for one in group})
+        room -= sum(one.term.rank for one in placed if (one.rows.start, one.rows.stop) == rows)
+    lines = [_with_error(one, errors.get((one.lora, one.source), 0.0)) for one in branch.lines]
+    return Branch(placed, lines, frozenset(fixed))
+
+
+def _ranks(group: Sequence[Placed]) -> int:
+    return sum(placed.term.rank for placed in group)
+
+
+def _strength(placed: Placed, strengths) -> float:
+    return 1.0 if placed.lora is None else strengths[placed.lora]
+
+
+def _with_error(applied: Applied, error: float) -> Applied:
+    if not error:
+        return applied
+    return replace(applied, error=max(error, applied.error), note="compressed to the kernels' limit of ranks")
+
+
+def owned(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` without gradient, as memory of its own: the file it comes from may be gone later."""
+    return tensor.detach().clone()

@@ -1,0 +1,120 @@
+"""Tensors that are replaced by base + sum of strength * change: plain weights, norms, biases.
+
+The change is added in float32 to the original, which is kept, and rounded once to its dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ..errors import NonFiniteError
+from ..lowrank import to_dense
+from ..terms import Term
+from .change import Change, current, original
+from .placed import owned
+from .site import Part, Site
+
+
+@dataclass(frozen=True)
+class Addend:
+    """``strength * value`` on some rows; ``lora`` None: the strength is in it."""
+
+    value: torch.Tensor | Term
+    rows: slice
+    lora: int | None
+
+
+@dataclass(eq=False)
+class Sum:
+    """Attribute ``name`` of a module as its original plus ``addends``."""
+
+    name: str
+    path: str
+    addends: list[Addend]
+
+    def delta(self, base: torch.Tensor, strengths: Sequence[float]) -> torch.Tensor:
+        """The sum of the addends in float32, in the shape of ``base`` and on its device."""
+        total = torch.zeros(base.shape, dtype=torch.float32, device=base.device)
+        for addend in self.addends:
+            factor = 1.0 if addend.lora is None else strengths[addend.lora]
+            if isinstance(addend.value, Term):
+                up, down = (factor_.to(base.device).float() for factor_ in (addend.value.up, addend.value.down))
+                total[addend.rows].addmm_(up, down, alpha=factor * addend.value.scale)
+            else:
+                total[addend.rows].add_(addend.value.to(base.device), alpha=factor)
+        return total
+
+    def value(self, base: torch.Tensor, strengths: Sequence[float]) -> torch.Tensor:
+        """The new value, in the dtype of ``base``; raises :class:`NonFiniteError` if it does not hold it."""
+        if not any(addend.lora is None or strengths[addend.lora] for addend in self.addends):
+            return base.detach().clone()
+        result = (base.detach().float() + self.delta(base, strengths)).to(base.dtype)
+        if not torch.isfinite(result.float()).all():
+            raise NonFiniteError(f"{self.name} with these LoRAs does not fit {base.dtype}", key=self.path)
+        return result
+
+    def prepare(self, owner: nn.Module, strengths: Sequence[float], changed: frozenset[int]) -> Callable[[], None] | None:
+        if not any(addend.lora in changed for addend in self.addends):
+            return None
+        value = self.value(original(owner, self.name), strengths)
+        # Not copied in place: whether the tensor that stands there is ours to write to, nobody can tell.
+        return lambda: setattr(current(owner, self.name), "data", value)
+
+
+@dataclass
+class BiasSum:
+    """The bias of one module with the changes of some parts; empty where there are none."""
+
+    site: Site
+    strengths: Sequence[float]
+    addends: list[Addend] = field(default_factory=list)
+    fixed: set[int] = field(default_factory=set)
+
+    def add_to(self, change: Change) -> None:
+        if not self.addends:
+            return
+        name = getattr(self.site, "prefix", "") + "bias"
+        live = Sum(name, self.site.path, self.addends)
+        before = self.site.bare(name)
+        change.values[name] = nn.Parameter(live.value(before, self.strengths), requires_grad=False)
+        change.live.append(live)
+        change.fixed |= self.fixed
+
+
+def bias_sum(site: Site, parts: Sequence[Part], strengths: Sequence[float],
+             order: Callable[[torch.Tensor], torch.Tensor] = lambda vector: vector) -> BiasSum:
+    """The bias changes of ``parts``; ``order`` brings a whole plain vector into the order in which it is stored."""
+    result = BiasSum(site, strengths)
+    for part in parts:
+        for vector, lora in _vectors(site, part, strengths):
+            whole = torch.zeros(site.out)
+            whole[part.rows] = vector.float().cpu()
+            result.addends.append(Addend(order(whole), slice(None), lora))
+            if lora is None:
+                result.fixed.add(part.lora)
+    return result
+
+
+def _vectors(site: Site, part: Part, strengths):
+    if part.delta.bias is not None:
+        yield part.delta.bias, part.lora
+    if part.delta.rebias is not None:
+        yield part.delta.rebias(site.bias()[part.rows], strengths[part.lora]), None
+
+
+def weight_addends(site: Site, part: Part, strengths: Sequence[float]) -> list[Addend]:
+    """What ``part`` adds to the weight, kept as memory of its own."""
+    delta, rows = part.delta, part.rows
+    if delta.rebase is not None:
+        change = delta.rebase(site.weight()[rows], strengths[part.lora])
+        return [Addend(to_dense(change), rows, None)]
+    found = [Addend(Term(owned(term.up), owned(term.down), term.scale), rows, part.lora) for term in delta.terms]
+    if delta.dense is not None:
+        found.append(Addend(owned(to_dense(delta.dense)), rows, part.lora))
+    if delta.replace is not None:
+        found.append(Addend(delta.replace.float() - site.weight()[rows], rows, part.lora))
+    return found

@@ -1,0 +1,187 @@
+"""From files to a plan for one model, and from the plan to a composition.
+
+A plan has read and checked everything that can be read and checked without touching the model:
+every layer of every file has its places, or a reason why not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from . import reading
+from .composition import Composition, Loaded, entry, holding, number, rescale, swap
+from .coverage import Coverage
+from .errors import LoraError, PlanError, UnsupportedAdapter
+from .modules import Change, Draft, Part, Site
+from .modules.offload import Alignment
+from .placement import LeaveOut, Places, locate
+from .progress import Progress, track
+from .report import Report
+
+
+@dataclass(eq=False)
+class Plan:
+    """What :func:`plan` worked out. ``str(plan)`` tells it; :meth:`apply` does it.
+
+    ``report`` tells per file which layers will apply and which are missed, and why. ``loras`` are the
+    files that will be in the model; one that was refused is in the report only.
+    """
+
+    root: nn.Module
+    loras: tuple[Loaded, ...]
+    report: Report
+    max_rank: int
+    progress: Progress | None
+    asked: reading.Asked
+    sites: dict[str, tuple[Site, list[Part]]] = field(repr=False)
+    coverages: list[Coverage] = field(repr=False)
+
+    @entry
+    def apply(self) -> Report:
+        """Compose: replace what is in the model by this plan; all of it or, on any error, nothing.
+
+        Raises :class:`NonFiniteError` for a value that a module's dtype cannot hold, :class:`BusyError` when called
+        from inside another composition of the same model. A second thread waits.
+        """
+        with holding(self.root) as state:
+            return self.apply_to(state)
+
+    def apply_to(self, state) -> Report:
+        """:meth:`apply`, for a caller that holds the model's record."""
+        began = time.perf_counter()
+        composition = self._work_out()
+        state.aside = None
+        swap(self.root, state, composition if self.loras else None)
+        self.report.seconds += time.perf_counter() - began
+        self.report.write_log()
+        return self.report
+
+    def _work_out(self) -> Composition:
+        """All new objects, none of them in place yet."""
+        strengths = [lora.strength for lora in self.loras]
+        drafts = self._drafts(strengths)
+        alignment = Alignment(self.root, drafts, strengths, self.max_rank)
+        changes: dict[str, Change] = {}
+        for path, draft in track(drafts.items(), len(drafts), "composing LoRAs", self.progress):
+            changes[path] = draft.build(alignment.ranks.get(path))
+        self._report(drafts)
+        every = [*changes.values(), *alignment.follow(changes)]
+        return Composition(self.loras, every, self.report, [one.report for one in self.coverages], self.asked)
+
+    def _drafts(self, strengths) -> dict[str, Draft]:
+        drafts: dict[str, Draft] = {}
+        for path, (site, parts) in self.sites.items():
+            try:
+                drafts[path] = site.draft(parts, strengths, self.max_rank)
+            except UnsupportedAdapter as error:
+                rest = self._without_base(parts, error)
+                if rest:
+                    drafts[path] = site.draft(rest, strengths, self.max_rank)
+        return drafts
+
+    def _without_base(self, parts: list[Part], error: UnsupportedAdapter) -> list[Part]:
+        """The parts that do not need the base weight, which this module cannot give; the others become misses."""
+        rest = []
+        for part in parts:
+            if part.delta.rebase is None and part.delta.replace is None:
+                rest.append(part)
+            else:
+                self.coverages[part.lora].miss(part.target, part.key, error.problem)
+        return rest
+
+    def _report(self, drafts: dict[str, Draft]) -> None:
+        for coverage in self.coverages:
+            coverage.report.lines.clear()
+        for draft in drafts.values():
+            for line in draft.lines:
+                self.coverages[line.lora].report.lines.append(line)
+        for coverage in self.coverages:
+            coverage.settle()
+
+    def __str__(self):
+        kinds: dict[str, int] = {}
+        for site, _ in self.sites.values():
+            kinds[site.kind] = kinds.get(site.kind, 0) + 1
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+        return f"Plan for {type(self.root).__name__}: {len(self.sites)} modules change ({listed})\n{self.report}"
+
+
+@entry
+def plan(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_rank: int = 128, *, strict: bool = False,
+         leave_out: LeaveOut | None = None, metadata_alpha: bool = False, convention: str = "comfyui",
+         progress: Progress | None = None) -> Plan:
+    """Work out how ``loras`` go into ``model``; the model is not touched.
+
+    ``loras``      pairs of a source (path of a safetensors file, dict of tensors, :class:`LoraFile`) and a strength.
+    ``max_rank``   rank to which a change without a small exact rank is truncated, per layer.
+    ``strict``     refuse the stack if one of its files is refused; otherwise the others are planned, and the report
+                   says which one is missing and why. If none is left the first error is raised in either case.
+    ``leave_out``  called with name and module of each module concerned; a reason returned makes it a miss.
+    ``metadata_alpha``, ``convention``: as in :func:`open_lora`.
+    ``progress``   called with (steps done, steps in all) by :meth:`Plan.apply`, in place of a progress bar.
+
+    Raises a :class:`LoraError`: of the file at fault, or :class:`PlanError` for a model without a known
+    transformer, a strength that is no finite number, or a module whose weight is not loaded yet.
+    """
+    began = time.perf_counter()
+    if max_rank < 1:
+        raise PlanError("max_rank is a positive number", found=max_rank)
+    root, family = locate(model)
+    asked = reading.Asked.of(loras, max_rank, leave_out, metadata_alpha, convention)
+    places = Places(root, family, leave_out)
+    loaded, report, sites, coverages, problems = [], Report(), {}, [], []
+    for source, strength in loras:
+        found = reading.read(source, family, places, len(loaded), asked, strict or len(loras) == 1)
+        report.files.append(found.report)
+        found.report.strength = number(strength, found.report.name)
+        if found.error is not None:
+            problems.append(found.error)
+            continue
+        loaded.append(Loaded(found.report.name, found.report.strength, source if source is found.file else None))
+        coverages.append(found.coverage)
+        for site, part in found.parts:
+            sites.setdefault(site.path, (site, []))[1].append(part)
+    if problems and not loaded:
+        raise problems[0]
+    report.seconds = time.perf_counter() - began
+    return Plan(root, tuple(loaded), report, max_rank, progress, asked, sites, coverages)
+
+
+@entry
+def compose(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_rank: int = 128, **options) -> Report:
+    """:func:`plan` and :meth:`Plan.apply` in one; replaces what was composed before. An empty stack is a :func:`reset`.
+
+    The same :class:`LoraFile` objects again with other strengths only rewrite the scales, and what
+    :func:`set_aside` took out is put back as it was.
+    """
+    root, _ = locate(model)
+    asked = reading.Asked.of(loras, max_rank, **{name: options.get(name, default) for name, default in reading.OPTIONS.items()})
+    with holding(root) as state:
+        report = _again(root, state, asked, [number(strength, source) for source, strength in loras])
+    return report if report is not None else plan(model, loras, max_rank, **options).apply()
+
+
+def _again(root, state, asked, strengths) -> Report | None:
+    """Use what is worked out already, if it is for the very same files; None if it is not."""
+    installed, aside = state.installed, state.aside
+    if installed is not None and installed.is_of(asked) and installed.stands():
+        ready, back = installed, installed
+    elif aside is not None and aside.is_of(asked) and aside.bring():
+        ready, back = aside, installed
+        swap(root, state, ready)
+    else:
+        return None
+    try:
+        rescale(state, ready.chosen(strengths))
+    except LoraError as error:
+        swap(root, state, back)
+        if isinstance(error, PlanError):
+            # Some of it cannot be rescaled, and is worked out anew.
+            return None
+        raise
+    state.aside = None
+    return ready.report

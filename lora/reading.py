@@ -1,0 +1,163 @@
+"""One LoRA of a stack: opened, and every layer of it given its places in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+
+import torch
+
+from .adapters import Adapter
+from .coverage import Coverage
+from .errors import LoraError, PlanError, ShapeError, UnknownFamily, UnsupportedAdapter
+from .families import Family
+from .files import LoraFile, open_lora
+from .keys import Target
+from .modules import Part, Site
+from .placement import NoPlace, Place, Places
+from .report import FileReport
+from .terms import Delta
+
+#: What a LoRA may be given as.
+Source = "str | PathLike | Mapping[str, torch.Tensor] | LoraFile"
+
+#: Options of a plan that its outcome depends on, and their defaults.
+OPTIONS = {"leave_out": None, "metadata_alpha": False, "convention": "comfyui"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a composition was asked for: the files, where they were given as opened ones (else None), and the options."""
+
+    files: tuple[LoraFile | None, ...]
+    options: tuple
+
+    @classmethod
+    def of(cls, loras, max_rank, leave_out, metadata_alpha, convention) -> Asked:
+        files = tuple(source if isinstance(source, LoraFile) else None for source, _ in loras)
+        return cls(files, (max_rank, leave_out, metadata_alpha, convention))
+
+    def same(self, other: Asked) -> bool:
+        """Whether both are about the very same opened files; one given by its path may have changed meanwhile."""
+        return (self.options == other.options and len(self.files) == len(other.files)
+                and all(one is not None and one is two for one, two in zip(self.files, other.files)))
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return Asked, ((None,) * len(self.files), ())
+
+
+@dataclass
+class Reading:
+    """``parts``: what goes where. ``error``: why the file is left out of the stack, or None."""
+
+    report: FileReport
+    file: LoraFile | None = None
+    coverage: Coverage | None = None
+    parts: list[tuple[Site, Part]] = field(default_factory=list)
+    error: LoraError | None = None
+
+
+def read(source: Source, family: Family, places: Places, number: int, asked: Asked, strict: bool) -> Reading:
+    """Open ``source`` and place its layers, as LoRA ``number`` of the stack.
+
+    Raises the :class:`LoraError` that refuses it if ``strict``, else hands it over in the result.
+    """
+    _, _, metadata_alpha, convention = asked.options
+    reading = Reading(FileReport(_name(source), 0.0))
+    try:
+        file = _opened(source, family, metadata_alpha, convention)
+        reading.report.name, reading.file = file.name, file
+        reading.coverage = Coverage(file, reading.report)
+        for target, adapter in _layers(file, reading.coverage):
+            reading.parts += _placed(target, adapter, places, number, reading.coverage)
+        reading.coverage.settle()
+        if not reading.parts:
+            raise _nothing(file, reading.report)
+    except LoraError as error:
+        # What names no file is wrong with the model, not with this LoRA.
+        if strict or error.file is None:
+            raise
+        reading.error, reading.report.problem, reading.parts = error, str(error), []
+    return reading
+
+
+def _opened(source, family: Family, metadata_alpha, convention) -> LoraFile:
+    if not isinstance(source, LoraFile):
+        if not isinstance(source, (str, PathLike, Mapping)):
+            raise PlanError("a LoRA is a path, a dict of tensors or a LoraFile", found=type(source).__name__)
+        return open_lora(source, family=family, metadata_alpha=metadata_alpha, convention=convention)
+    if source.family not in (None, family):
+        raise UnknownFamily("the LoRA is made for another model", file=source.name, expected=family.title,
+                            found=source.family.title)
+    return source
+
+
+def _name(source) -> str:
+    if isinstance(source, LoraFile):
+        return source.name
+    return "<dict>" if isinstance(source, Mapping) else str(source)
+
+
+def _nothing(file: LoraFile, report: FileReport) -> PlanError:
+    key, reason = report.misses[0] if report.misses else (None, "it holds no layers of the transformer")
+    return PlanError(f"no layer of the file fits this model: {reason}", file=file.name, key=key)
+
+
+def _layers(file: LoraFile, coverage: Coverage):
+    """The file's layers; of a fused layer that the file holds in parts as well, only the parts."""
+    split = {target.module for target in file.layers if target.part is not None}
+    for target, adapter in file.layers.items():
+        if target.part is None and target.module in split:
+            coverage.miss(target, adapter.key, "the file also holds its parts; only they are applied")
+        else:
+            yield target, adapter
+
+
+def _placed(target: Target, adapter: Adapter, places: Places, number: int, coverage: Coverage) -> list[tuple[Site, Part]]:
+    """The parts of one layer; none if it is missed."""
+    found = []
+    try:
+        where = places.find(target, adapter.shape)
+        delta = adapter.delta()
+        for place in where:
+            change = _fitting(place, place.cut(delta), adapter, coverage)
+            if change is not None:
+                part = Part(number, target, adapter.file, adapter.key, change, place.rows, adapter.rank, adapter.scale)
+                found.append((place.site, part))
+    except NoPlace as error:
+        coverage.miss(target, adapter.key, error.problem)
+    except UnsupportedAdapter as error:
+        coverage.miss(target, error.key or adapter.key, error.problem)
+        found = []
+    except ShapeError as error:
+        if error.file is not None:
+            raise
+        raise _misfit(error, adapter) from None
+    if found:
+        coverage.apply(target)
+    return found
+
+
+def _misfit(error: ShapeError, adapter: Adapter) -> ShapeError:
+    reason = adapter.misfit(*error.expected) if len(error.expected) == 2 else None
+    return ShapeError(reason or error.problem, file=adapter.file, key=adapter.key, expected=error.expected, found=error.found)
+
+
+def _fitting(place: Place, delta: Delta, adapter: Adapter, coverage: Coverage) -> Delta | None:
+    """``delta`` without a bias that the module cannot take; None if nothing is left of it."""
+    site, height = place.site, place.rows.stop - place.rows.start
+    if delta.bias is not None and len(delta.bias) != height:
+        raise ShapeError("the bias does not fit the layer", file=adapter.file, key=adapter.key, expected=[height],
+                         found=list(delta.bias.shape))
+    if (delta.bias is not None or delta.rebias is not None) and not site.has_bias:
+        coverage.note(adapter.key, f"{site.path} has no bias: the change of the bias is left out")
+        delta = replace(delta, bias=None, rebias=None)
+    empty = not delta.terms and all(getattr(delta, name) is None for name in ("dense", "rebase", "replace", "bias", "rebias"))
+    if empty:
+        coverage.miss(adapter.target, adapter.key, f"{site.path} has no place for it")
+        return None
+    return delta
