@@ -7,6 +7,7 @@ runs the same command, and gets them too).
 """
 
 from pathlib import Path
+from shutil import rmtree
 
 from setuptools import Command, find_packages, setup
 from setuptools.command.build import build
@@ -49,6 +50,13 @@ class BuildStartupFiles(Command):
 
 class Build(build):
     sub_commands = [*build.sub_commands, ("build_startup_files", None)]
+
+    def run(self):
+        # What an earlier build left there would be packed again, also modules that are gone since.
+        # Only where it is setuptools' own working folder: with --build-lib it can be anybody's.
+        if Path(self.build_base).resolve() in Path(self.build_lib).resolve().parents:
+            rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 def packages():

@@ -159,6 +159,14 @@ def test_two_builds_with_the_same_date_are_the_same_bytes(build_wheel, copy_of_t
     assert first == second
 
 
+def test_a_second_build_in_the_same_folder_holds_nothing_of_the_first(wheel, build_wheel, copy_of_the_source, tmp_path):
+    source = copy_of_the_source(tmp_path / "source")
+    (source / "hooks" / "gone_since.py").write_text("")
+    assert "qpatch/hooks/gone_since.py" in contents(build_wheel(source, tmp_path / "first"))
+    (source / "hooks" / "gone_since.py").unlink()
+    assert contents(build_wheel(source, tmp_path / "second")) == contents(wheel)
+
+
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_the_engine_is_tested_on_this_python(version, interpreters):
     if version not in interpreters:
