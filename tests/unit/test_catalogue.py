@@ -1,6 +1,7 @@
 """The catalogue is data; these are the rules that the data must keep."""
 
 import ast
+import importlib
 import importlib.util
 from pathlib import Path
 
@@ -25,14 +26,11 @@ def test_a_tail_has_a_fingerprint_and_only_tails_have_a_star():
         assert target.exact or target.defines, f"{hook.name}: any module that ends in {target.pattern[1:]} would be taken"
 
 
-def test_each_implementation_exists_and_has_the_two_functions_of_a_hook():
+def test_each_implementation_has_the_two_functions_of_a_hook():
     for hook, target in TARGETS:
-        tree = ast.parse(Path(importlib.util.find_spec(target.implementation).origin).read_text("utf-8"))
-        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        defined |= {alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-        assigned = [node for statement in tree.body if isinstance(statement, ast.Assign) for node in ast.walk(statement)]
-        defined |= {node.id for node in assigned if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        assert {"examine", "patches"} <= defined, f"{hook.name}: {target.implementation}"
+        implementation = importlib.import_module(target.implementation)
+        for function in ("examine", "patches"):
+            assert callable(getattr(implementation, function, None)), f"{hook.name}: {target.implementation}.{function}"
 
 
 def test_no_module_of_ours_imports_a_target_when_it_is_itself_imported():
