@@ -47,7 +47,7 @@ def collect(comfyui=(), import_targets: bool = False) -> dict:
     import qpatch
 
     from .. import catalogue, states, toggles
-    from ..doctor import activation, targets
+    from ..doctor import activation, interpreter, targets
     from ..doctor.context import Context
 
     context = Context.here(comfyui)
@@ -59,7 +59,7 @@ def collect(comfyui=(), import_targets: bool = False) -> dict:
         "qpatch": qpatch.__version__, "python": str(context.executable), "live": live,
         "verdict": activity.verdict, "explanation": activity.found,
         "activation_error": None if error is None else f"{type(error).__name__}: {error}",
-        "variables": {k: v for k, v in sorted(context.environ.items()) if k.split("_")[0] == "QPATCH"},
+        "variables": interpreter.variables(context),
         "complaints": toggles.complaints(),
         "hooks": [_with_places(hook, places.get(hook["hook"], []), errors, live) for hook in states.snapshot()],
     }
@@ -78,11 +78,8 @@ def _with_places(hook: dict, places, errors: dict, live: bool) -> dict:
     found = [place for place in places if place.file is not None]
     failed = [f"{place.package} could not be imported: {errors[str(place.file)]}"
               for place in found if str(place.file) in errors]
-    if hook["state"] == "applied":
-        several = len(hook["targets"]) > 1
-        hook["explanation"] = f"mended in {len(hook['targets'])} modules" if several else "mended: " + hook["explanation"]
-    if found and hook["targets"]:
-        hook["explanation"] = f"{found[0].package}: {hook['explanation']}"
+    if hook["targets"]:
+        hook["explanation"] = "; ".join([_of_met(hook, found[0].package if found else ""), *failed])
     if hook["state"] == "waiting":
         said = failed or [place.sentence(live) for place in found or places]
         hook["explanation"] = "; ".join(dict.fromkeys(said))
@@ -91,7 +88,13 @@ def _with_places(hook: dict, places, errors: dict, live: bool) -> dict:
     return hook
 
 
-SIZES = (14, 14)
+def _of_met(hook: dict, package: str) -> str:
+    """The explanation of a hook that has met its target, with the version of what it met."""
+    applied = sum(target["state"] == "applied" for target in hook["targets"])
+    if hook["state"] != "applied":
+        return f"{package}: {hook['explanation']}" if package else hook["explanation"]
+    where = "mended" + (f" in {package}" if package else "")
+    return f"{where}, {applied} modules" if applied > 1 else f"{where}; before: {hook['explanation']}"
 
 
 def _show(report: dict) -> None:
@@ -102,21 +105,36 @@ def _show(report: dict) -> None:
     for complaint in report["complaints"]:
         print(wrap("? " + complaint, indent="  "))
     print()
-    for hook in report["hooks"]:
-        _show_hook(hook)
+    _show_hooks(report["hooks"])
     print("\n" + _summary(report["hooks"]))
     if not report["live"]:
         print("qpatch doctor says what to do")
 
 
+#: Width of the column of states.
+STATE = 14
+
+
+def _show_hooks(hooks) -> None:
+    """A row for each hook whose target is here, then the others by the reason why nothing happens."""
+    absent: dict[str, list[str]] = {}
+    for hook in hooks:
+        if hook["state"] == "waiting" and not hook["installed"]:
+            absent.setdefault(hook["explanation"], []).append(hook["hook"])
+        else:
+            _show_hook(hook)
+    for reason, names in absent.items():
+        print(row(("waiting",), (STATE,), f"{', '.join(names)}: {reason}"))
+
+
 def _show_hook(hook: dict) -> None:
-    indent = " " * sum(SIZES)
-    print(row((hook["hook"] + " ", hook["state"] + " "), SIZES, hook["explanation"]))
+    print(row((hook["state"],), (STATE,), f"{hook['hook']}: {hook['explanation']}"))
     met = [target for target in hook["targets"] if target["file"]]
+    differ = len({target["state"] for target in met}) > 1
     for target in met:
-        print(f"{indent}{target['file']}" + (f" ({target['state']})" if len(met) > 1 else ""))
+        print(f"{' ' * STATE}{target['file']}" + (f" ({target['state']})" if differ else ""))
     for place in hook["installed"] if not met else ():
-        print(f"{indent}{place['file']}")
+        print(f"{' ' * STATE}{place['file']}")
 
 
 def _summary(hooks) -> str:

@@ -25,12 +25,17 @@ def _kind_without_venv(context) -> str:
     return "no virtual environment"
 
 
+def variables(context) -> dict[str, str]:
+    """The QPATCH variables of the environment; those of qpatch's own tests are left out."""
+    return {key: value for key, value in sorted(context.environ.items())
+            if key == "QPATCH" or key.startswith("QPATCH_") and not key.startswith("QPATCH_TEST_")}
+
+
 def switches(context) -> Verdict:
     """The QPATCH variables that are set, and those that mean nothing."""
     from .. import toggles
 
-    named = [f"{key}={value}" for key, value in sorted(context.environ.items())
-             if key == "QPATCH" or key.startswith("QPATCH_") and not key.startswith("QPATCH_TEST_")]
+    named = [f"{key}={value}" for key, value in variables(context).items()]
     complaints = toggles.complaints()
     if complaints:
         return warn("; ".join(complaints), "correct the variable, or remove it")

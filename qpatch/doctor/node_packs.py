@@ -98,6 +98,17 @@ def wheel_mismatch(context) -> Verdict:
     return ok(f"{pack.name} {pack.version or ''} finds all it imports from nunchaku {have}")
 
 
+def _mending(lacking: static_imports.Missing) -> str | None:
+    """The hook that supplies a missing name, where it is on and can act."""
+    from .. import catalogue, states, toggles
+
+    for hook in catalogue.HOOKS if states.live() else ():
+        here = any(target.pattern == lacking.module for target in hook.targets)
+        if here and lacking.name and lacking.name in hook.mends and toggles.why_disabled(hook) is None:
+            return hook.name
+    return None
+
+
 def _some(lacking) -> str:
     more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
     return ", ".join(map(str, lacking[:3])) + more + "; the nodes in those files do not load"
@@ -109,6 +120,11 @@ def pack_imports(context) -> Verdict:
     if folder is None or not active:
         return skipped("ComfyUI or ComfyUI-nunchaku was not found")
     lacking = static_imports.missing(active[0].folder, folder / "comfy")
+    mended = {str(found): hook for found in lacking if (hook := _mending(found))}
+    lacking = [found for found in lacking if str(found) not in mended]
+    if mended and not lacking:
+        return note("this ComfyUI lacks what the pack imports, and qpatch supplies it: "
+                    + ", ".join(f"{found} by {hook}" for found, hook in mended.items()))
     if lacking:
         return problem(f"ComfyUI {comfyui.version(folder)} lacks what {active[0].name} imports: {_some(lacking)}",
                        "update ComfyUI, or ComfyUI-nunchaku, to versions that go together")

@@ -23,7 +23,7 @@ class Place:
     def sentence(self, live: bool) -> str:
         """In plain words, for a hook that waits. ``live``: whether the import hook works."""
         if self.file is None and not self.looked:
-            return f"{self.package} was not looked for: name ComfyUI's folder (--comfyui PATH)"
+            return "node packs were not looked at: name ComfyUI's folder (--comfyui PATH)"
         if self.file is None and self.root is not None:
             return f"{self.package} in {self.root} has none of what this hook mends"
         if self.file is None:

@@ -37,7 +37,7 @@ def all_trials(context):
         if not active:
             yield Proof("loading", NOT_TRIED, "without the import hook there is nothing to show")
         elif packages.folder("torch", context) is None:
-            yield Proof("loading", NOT_TRIED, "torch is not installed for this Python, and the hooks mend torch modules")
+            yield Proof("loading", NOT_TRIED, "torch is not installed for this Python, and the hooks mend its modules")
         else:
             yield from _loading(folder)
 

@@ -105,7 +105,7 @@ def test_disable_and_enable_of_a_pip_install_leave_what_pip_left_and_uninstall_l
     assert qpatch(empty, "enable").returncode == 0
     assert {path.name: path.read_bytes() for path in empty.site.glob("qpatch.*")} == first
     assert finders(empty) == 1
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(empty.python), "uninstall", "-yq", "qpatch"], check=True)
+    empty.uninstall("qpatch")
     assert sorted(path.name for path in empty.site.iterdir()) == before
 
 

@@ -90,14 +90,20 @@ def test_a_wheel_below_the_minimum_that_the_pack_states_is_a_problem(machine):
     assert verdict.verdict == "problem" and "needs nunchaku 1.0.0 or later, installed is 0.3.2" in verdict.found
 
 
-def test_names_that_left_comfyui_are_found_before_the_node_is_missing(machine):
+def test_names_that_left_comfyui_are_found_and_those_that_qpatch_supplies_told_apart(machine, monkeypatch):
     machine.program()
     machine.pack()
     machine.write("ComfyUI/custom_nodes/ComfyUI-nunchaku/models/qwenimage.py",
                   "from comfy.ldm.qwen_image.model import apply_rotary_emb\n")
     model = machine.write("ComfyUI/comfy/ldm/qwen_image/model.py", "class QwenImage: ...\n")
+    monkeypatch.setattr("qpatch.states.live", lambda: False)
     verdict = node_packs.pack_imports(machine.with_comfyui())
     assert verdict.verdict == "problem" and "apply_rotary_emb (wanted by qwenimage.py)" in verdict.found
+    monkeypatch.setattr("qpatch.states.live", lambda: True)
+    verdict = node_packs.pack_imports(machine.with_comfyui())
+    assert verdict.verdict == "note" and "by comfy-compat-rotary" in verdict.found
+    monkeypatch.setenv("QPATCH_DISABLE", "comfy-compat-rotary")
+    assert node_packs.pack_imports(machine.with_comfyui()).verdict == "problem"
     model.write_text("def apply_rotary_emb(x, freqs): ...\n")
     assert node_packs.pack_imports(machine.with_comfyui()).verdict == "ok"
 

@@ -49,7 +49,7 @@ def test_another_package_of_the_targets_name_is_told_apart(machine):
 
 def test_without_a_comfyui_folder_node_packs_are_not_said_to_be_absent(machine, monkeypatch):
     monkeypatch.chdir(machine.site)
-    assert "was not looked for" in place(FUSE, machine.context()).sentence(live=True)
+    assert "were not looked at" in place(FUSE, machine.context()).sentence(live=True)
 
 
 def test_a_node_pack_is_found_by_what_its_module_defines(machine):
@@ -115,6 +115,19 @@ def test_the_exit_code_of_status_is_1_where_somebody_should_look(monkeypatch, st
 
     assert cli.main(["status"]) == code
     assert "why" in capsys.readouterr().out or state == "waiting"
+
+
+def met(state, *targets, explanation="it lacks a name"):
+    return {"state": state, "explanation": explanation, "targets": [{"state": each} for each in targets]}
+
+
+@pytest.mark.parametrize(("hook", "said"), [
+    (met("applied", "applied"), "mended in nunchaku 1.2.1; before: it lacks a name"),
+    (met("applied", "applied", "not-needed", "applied"), "mended in nunchaku 1.2.1, 2 modules"),
+    (met("incompatible", "applied", "incompatible"), "nunchaku 1.2.1: it lacks a name"),
+])
+def test_a_hook_that_met_its_target_is_explained_with_the_version_of_it(hook, said):
+    assert status._of_met(hook, "nunchaku 1.2.1") == said
 
 
 def test_status_shows_the_error_of_start_up_and_unknown_switches(monkeypatch, capsys):
