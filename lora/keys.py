@@ -51,6 +51,9 @@ class Role(str, enum.Enum):
     oft_r = "oft_r"
     oft_scaled = "oft_scaled"
     rescale = "rescale"
+    tlora = "tlora"
+    tlora_q = "tlora_q"
+    tlora_p = "tlora_p"
     ia3_weight = "ia3_weight"
     ia3_on_input = "ia3_on_input"
     ia3_l = "ia3_l"
@@ -144,6 +147,9 @@ SUFFIXES: dict[tuple[str, ...], Role] = {
     ("oft_R", "*", "weight"): Role.oft_r,
     ("oft_R", "scaled_oft"): Role.oft_scaled,
     ("rescale",): Role.rescale,
+    ("lambda_layer",): Role.tlora,
+    ("q_layer", "weight"): Role.tlora_q,
+    ("p_layer", "weight"): Role.tlora_p,
     # Only an adapter's where the same module has on_input too; files.py sees to that.
     ("weight",): Role.ia3_weight,
     ("on_input",): Role.ia3_on_input,

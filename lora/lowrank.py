@@ -138,7 +138,7 @@ def _leading(view: _Rows, count: int) -> tuple[torch.Tensor, torch.Tensor, torch
         left, values, right = torch.linalg.svd(view.rows(0, view.shape[0]), full_matrices=False)
     else:
         generator = torch.Generator().manual_seed(0)
-        basis = torch.randn(view.shape[1], count + _OVERSAMPLING, generator=generator, dtype=view.dtype)
+        basis = torch.randn(view.shape[1], count + _OVERSAMPLING, generator=generator, dtype=view.dtype).to(view.device)
         for _ in range(_ITERATIONS):
             basis = torch.linalg.qr(view.gram_times(basis)).Q
         left, values, right = torch.linalg.svd(view.times(basis), full_matrices=False)
@@ -170,7 +170,8 @@ class _Rows:
         else:
             up, down = stack((change,) if isinstance(change, Term) else change)
             self.shape, self.rows = (up.shape[0], down.shape[1]), lambda start, stop: up[start:stop] @ down
-        self.dtype = self.rows(0, 1).dtype
+        first = self.rows(0, 1)
+        self.dtype, self.device = first.dtype, first.device
 
     def blocks(self):
         for start in range(0, self.shape[0], BLOCK):

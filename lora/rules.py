@@ -50,7 +50,8 @@ def adapter_config(metadata: Mapping[str, str]) -> AdapterConfig | None:
     found = {key.removeprefix("transformer."): value for key, value in table.items()}
     return AdapterConfig(
         rank=_number(found.get("r")),
-        alpha=_number(found.get("lora_alpha")),
+        # PEFT's LoRA says lora_alpha, its LoHa and LoKr say alpha.
+        alpha=_number(found.get("lora_alpha", found.get("alpha"))),
         rank_pattern=_numbers(found.get("rank_pattern")),
         alpha_pattern=_numbers(found.get("alpha_pattern")),
         rslora=found.get("use_rslora") is True,

@@ -107,7 +107,7 @@ def _pair(factor):
     if isinstance(factor, tuple) and factor[0].shape[1] <= min(rows, columns):
         return working(factor[0]), working(factor[1])
     matrix = _matrix(factor)
-    identity = torch.eye(min(rows, columns), dtype=matrix.dtype)
+    identity = torch.eye(min(rows, columns), dtype=matrix.dtype, device=matrix.device)
     return (identity, matrix) if rows <= columns else (matrix, identity)
 
 

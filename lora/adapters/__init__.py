@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..errors import FileError, IncompleteAdapter
+from ..errors import FileError, IncompleteAdapter, UnsupportedAdapter
 from ..keys import Role, Target
 from ..layer import Layer
 from ..rules import Rules
@@ -28,6 +28,16 @@ KINDS: tuple[type[Adapter], ...] = (
     LoRA, LoKr, LoHa, GLoRA, OFT, InputRotation, IA3, PeftIA3, Difference, Replacement,
 )
 
+_CONVOLUTION = "it belongs to a convolution; these models have none"
+
+#: Roles that make a layer impossible to apply, and why.
+UNSUPPORTED: dict[Role, str] = {
+    **dict.fromkeys((Role.mid, Role.lokr_t1, Role.lokr_t2, Role.hada_t1, Role.hada_t2, Role.glora_bm), _CONVOLUTION),
+    Role.reshape_weight: "it makes the layer larger, which a quantized layer cannot be",
+    Role.oft_diag: "it means two different things in two early versions of LyCORIS, and the file does not say which",
+    Role.tlora: "T-LoRA measures its change from start values that the file does not hold",
+}
+
 
 def from_layer(layer: Layer) -> Adapter:
     """The adapter that the keys of ``layer`` make up.
@@ -35,10 +45,13 @@ def from_layer(layer: Layer) -> Adapter:
     Raises :class:`IncompleteAdapter` or :class:`UnsupportedAdapter` for a layer that is to be left out,
     :class:`FileError` or :class:`ShapeError` for one that contradicts itself.
     """
+    for role in layer.keys:
+        if role in UNSUPPORTED:
+            raise layer.refuse(UnsupportedAdapter, f"{role}: {UNSUPPORTED[role]}", role)
     kinds = [kind for kind in KINDS if kind.marks & layer.keys.keys()]
     if len(kinds) > 1:
         raise layer.refuse(FileError, "the layer holds several adapters: " + ", ".join(kind.kind for kind in kinds))
-    if kinds == [OFT] and Role.oft_blocks in layer and len(layer.raw_shape(Role.oft_blocks)) == 4:
+    if kinds == [OFT] and len(layer.raw_shape(Role.oft_blocks)) == 4:
         return BOFT(layer)
     if kinds:
         return kinds[0](layer)

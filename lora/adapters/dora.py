@@ -47,7 +47,7 @@ def decompose(delta: Delta, layer: Layer, shape: tuple[int, int]) -> Delta:
         changed = weight + _change_at_full_strength(delta, weight)
         norm = torch.linalg.vector_norm(weight if norm_of_base else changed, dim=axis, keepdim=True)
         # As ComfyUI and LyCORIS do: a row of zeros must not divide by zero.
-        changed *= magnitude / (norm + torch.finfo(weight.dtype).eps)
+        changed *= magnitude.to(weight) / (norm + torch.finfo(weight.dtype).eps)
         return (changed - weight) * strength
 
     note = f"DoRA, norm of the {'base' if norm_of_base else 'changed'} weight per {'row' if axis == 1 else 'column'}"
@@ -56,5 +56,5 @@ def decompose(delta: Delta, layer: Layer, shape: tuple[int, int]) -> Delta:
 
 def _change_at_full_strength(delta, weight):
     if delta.rebase is not None:
-        return to_dense(delta.rebase(weight, 1.0)).to(weight.dtype)
-    return to_dense(delta.terms if delta.dense is None else delta.dense).to(weight.dtype)
+        return to_dense(delta.rebase(weight, 1.0)).to(weight)
+    return to_dense(delta.terms if delta.dense is None else delta.dense).to(weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import ShapeError, UnsupportedAdapter
+from ..errors import ShapeError
 from ..keys import Role
 from ..terms import Delta, Term
 from .base import Adapter
@@ -28,11 +28,9 @@ class GLoRA(Adapter):
 
     kind = "glora"
     marks = needs = frozenset(_ROLES)
-    takes = frozenset({Role.dora, Role.glora_bm})
+    takes = frozenset({Role.dora})
 
     def _measure(self):
-        if Role.glora_bm in self.layer:
-            raise self.layer.refuse(UnsupportedAdapter, "bm belongs to a convolution; these models have none", Role.glora_bm)
         shapes = [self.layer.matrix_shape(role) for role in _ROLES]
         #: (out, in) -> (order, rank)
         self._layouts = {}
@@ -48,12 +46,12 @@ class GLoRA(Adapter):
         return shape
 
     def _change(self):
-        factors = [self.layer.matrix(role).float() for role in _ROLES]
+        factors = [self.layer.matrix(role) for role in _ROLES]
         alpha = self.layer.finite_number(Role.alpha) if Role.alpha in self.layer else None
 
         def rebase(weight, strength):
             order, rank = self._layouts[tuple(weight.shape)]
-            a_in, a_out, b_out, b_in = (factors[index] for index in order)
+            a_in, a_out, b_out, b_in = (factors[index].to(weight) for index in order)
             scale, _ = self.layer.rules.scale(rank, alpha, self.layer.stem)
             up, down = torch.cat([weight @ a_in, b_out], dim=1), torch.cat([a_out, b_in])
             return (Term(up, down, scale * strength),)

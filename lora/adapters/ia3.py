@@ -33,7 +33,7 @@ class IA3(Adapter):
 
     def _change(self):
         factors = self.layer.tensor(Role.ia3_weight).float().reshape((1, -1) if self._on_input() else (-1, 1))
-        return Delta(rebase=lambda weight, strength: weight * (factors * strength))
+        return Delta(rebase=lambda weight, strength: weight * (factors * strength).to(weight))
 
     def misfit(self, out, inp):
         extent = inp if self._on_input() else out
@@ -62,10 +62,10 @@ class PeftIA3(Adapter):
         excess = self.layer.matrix(Role.ia3_l).float() - 1
 
         def rebase(weight, strength):
-            return weight * (excess * strength)
+            return weight * (excess * strength).to(weight)
 
         def rebias(bias: torch.Tensor, strength: float):
-            return bias * (excess.flatten() * strength)
+            return bias * (excess.flatten() * strength).to(bias)
 
         return Delta(rebase=rebase, rebias=rebias if self._on_output else None)
 

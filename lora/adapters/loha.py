@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import ShapeError, UnsupportedAdapter
+from ..errors import ShapeError
 from ..keys import Role
 from ..structured import Hadamard
 from .base import Adapter, factored
@@ -15,12 +15,9 @@ class LoHa(Adapter):
 
     kind = "loha"
     marks = needs = frozenset(_ROLES)
-    takes = frozenset({Role.dora, Role.hada_t1, Role.hada_t2})
+    takes = frozenset({Role.dora})
 
     def _measure(self):
-        for role in (Role.hada_t1, Role.hada_t2):
-            if role in self.layer:
-                raise self.layer.refuse(UnsupportedAdapter, f"{role} belongs to a convolution; these models have none", role)
         a1, b1, a2, b2 = (self.layer.matrix_shape(role) for role in _ROLES)
         self._same_rank(_ROLES[0], a1[1], _ROLES[1], b1[0])
         self._same_rank(_ROLES[2], a2[1], _ROLES[3], b2[0])

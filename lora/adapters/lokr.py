@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import FileError, IncompleteAdapter, UnsupportedAdapter
+from ..errors import FileError, IncompleteAdapter
 from ..keys import Role
 from ..structured import Kronecker
 from .base import Adapter, factored
@@ -19,12 +19,9 @@ class LoKr(Adapter):
 
     kind = "lokr"
     marks = frozenset({*_WHOLE.values(), *_PAIR[1], *_PAIR[2]})
-    takes = frozenset({Role.dora, Role.lokr_t1, Role.lokr_t2})
+    takes = frozenset({Role.dora})
 
     def _measure(self):
-        for role in (Role.lokr_t1, Role.lokr_t2):
-            if role in self.layer:
-                raise self.layer.refuse(UnsupportedAdapter, f"{role} belongs to a convolution; these models have none", role)
         (a, b, rank1), (c, d, rank2) = self._factor_shape(1), self._factor_shape(2)
         self.rank = rank2 if rank2 is not None else rank1
         return a * c, b * d

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import ShapeError, UnsupportedAdapter
+from ..errors import ShapeError
 from ..keys import Role
 from ..terms import Delta, Term
 from .base import Adapter
@@ -14,12 +14,9 @@ class LoRA(Adapter):
     kind = "lora"
     marks = frozenset({Role.down, Role.up})
     needs = marks
-    takes = frozenset({Role.dora, Role.mid, Role.reshape_weight})
+    takes = frozenset({Role.dora})
 
     def _measure(self):
-        for role in (Role.mid, Role.reshape_weight):
-            if role in self.layer:
-                raise self.layer.refuse(UnsupportedAdapter, _UNSUPPORTED[role], role)
         down, up = self.layer.matrix_shape(Role.down), self.layer.matrix_shape(Role.up)
         if down[0] != up[1]:
             raise self.layer.refuse(ShapeError, _disagreement(down, up), Role.down,
@@ -37,12 +34,6 @@ class LoRA(Adapter):
         if reason is not None and self.rank in (out, inp) and self.rank > max(self.shape):
             return "up and down look swapped or transposed"
         return reason
-
-
-_UNSUPPORTED = {
-    Role.mid: "lora_mid belongs to a convolution; these models have none",
-    Role.reshape_weight: "reshape_weight makes the layer larger, which a quantized layer cannot be",
-}
 
 
 def _disagreement(down, up):

@@ -17,7 +17,7 @@ import math
 
 import torch
 
-from ..errors import ShapeError, UnsupportedAdapter
+from ..errors import ShapeError
 from ..keys import Role
 from ..terms import Delta
 from .base import Adapter
@@ -26,14 +26,8 @@ from .base import Adapter
 class _OutputRotation(Adapter):
     """``oft_blocks`` as Q with R = (I + Q)(I - Q)^-1, the Cayley transform of a skew-symmetric Q."""
 
-    marks = frozenset({Role.oft_blocks, Role.oft_diag})
+    marks = needs = frozenset({Role.oft_blocks})
     takes = frozenset({Role.rescale})
-
-    def _check_roles(self):
-        super()._check_roles()
-        if Role.oft_diag in self.layer:
-            raise self.layer.refuse(UnsupportedAdapter, "oft_diag means two different things in two early versions of "
-                                    "LyCORIS, and the file does not say which", Role.oft_diag)
 
     def _scale_and_note(self):
         bound = f"norm of Q at most {self._bound():g}" if self._bound() else "no bound on Q"
@@ -91,9 +85,9 @@ class OFT(_OutputRotation):
 
         def rebase(weight, strength):
             blocks = weight.unflatten(0, rotations.shape[:2])
-            turned = (rotations.transpose(1, 2) @ blocks).flatten(0, 1)
+            turned = (rotations.transpose(1, 2).to(weight) @ blocks).flatten(0, 1)
             if rescale is not None:
-                turned *= rescale
+                turned *= rescale.to(weight)
             return (turned - weight) * (strength if trainer else strength * strength)
 
         return Delta(rebase=rebase)
@@ -127,9 +121,9 @@ class BOFT(_OutputRotation):
         def rebase(weight, strength):
             turned = weight
             for stage, rotation in enumerate(rotations * strength + torch.eye(rotations.shape[-1]) * (1 - strength)):
-                turned = _butterfly(turned, rotation, stage)
+                turned = _butterfly(turned, rotation.to(weight), stage)
             if rescale is not None:
-                turned = turned * (1 + strength * (rescale - 1) if trainer else rescale)
+                turned = turned * (1 + strength * (rescale - 1) if trainer else rescale).to(weight)
             return (turned - weight) * (1.0 if trainer else strength)
 
         return Delta(rebase=rebase)
@@ -186,7 +180,7 @@ class InputRotation(Adapter):
 
         def rebase(weight, strength):
             columns = weight.unflatten(1, (-1, self._size)).transpose(0, 1)
-            turned = (columns @ rotations.transpose(1, 2)).transpose(0, 1).flatten(1)
+            turned = (columns @ rotations.transpose(1, 2).to(weight)).transpose(0, 1).flatten(1)
             return (turned - weight) * strength
 
         return Delta(rebase=rebase)

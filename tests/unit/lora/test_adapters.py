@@ -125,6 +125,16 @@ def test_a_base_weight_is_not_written_to():
         assert torch.equal(weight, before)
 
 
+@pytest.mark.parametrize("kind", sorted(dense_reference.KINDS))
+def test_a_change_of_the_base_is_computed_where_the_base_is(kind):
+    delta = build(kind, 12, 12)[0].delta()
+    if delta.rebase is not None:
+        result = delta.rebase(torch.empty(12, 12, device="meta"), 0.7)
+        assert lowrank.to_dense(result).device.type == "meta"
+    if delta.rebias is not None:
+        assert delta.rebias(torch.empty(12, device="meta"), 0.7).device.type == "meta"
+
+
 class Largest(TorchFunctionMode):
     """Number of elements of the largest tensor that any operation returns."""
 

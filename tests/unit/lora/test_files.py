@@ -291,6 +291,8 @@ def test_unsupported_kinds_are_skipped_with_the_reason():
     other = "transformer_blocks.0.attn.to_k"
     for extra, reason in (
         ({**pair(other), f"{other}.reshape_weight": torch.tensor([8, 8])}, "larger"),
+        ({f"{other}.lambda_layer": torch.randn(1, 2), f"{other}.q_layer.weight": torch.randn(2, 5),
+          f"{other}.p_layer.weight": torch.randn(6, 2)}, "T-LoRA"),
         ({f"{other}.oft_diag": torch.randn(2, 3, 3)}, "two different things"),
         ({f"{other}.lokr_w1": torch.randn(2, 2), f"{other}.lokr_w2_a": torch.randn(3, 2), f"{other}.lokr_w2_b": torch.randn(2, 3),
           f"{other}.lokr_t2": torch.randn(2, 2, 3, 3)}, "convolution"),
