@@ -1,0 +1,28 @@
+"""Writing a layer's basis back into its ``comfy_quant`` configuration."""
+
+from __future__ import annotations
+
+from comfy_kitchen.tensor import get_layout_class
+
+from . import config, layouts
+
+
+def declare(module, sd: dict, prefix: str) -> dict:
+    """``sd``, in which ComfyUI has written the layer ``module``, with the declaration of its rotated basis.
+
+    The logical shape is written as well where the stored one is padded, as the converters of such files do:
+    it cannot be told from the stored one.
+    """
+    key = f"{prefix}comfy_quant"
+    weight = layouts.unwrapped(getattr(module, "weight", None))
+    if weight is None or key not in sd:
+        return sd
+    layout = get_layout_class(weight._layout_cls)
+    if not issubclass(layout, layouts.RotatedLayout) or layout.GROUP_SIZE == 1:
+        return sd
+    settings = config.decode(sd[key])
+    settings.update(convrot=True, convrot_groupsize=layout.GROUP_SIZE)
+    if hasattr(layout, "get_padded_shape") and layout.get_padded_shape(tuple(weight.shape)) != tuple(weight.shape):
+        settings["orig_shape"] = list(weight.shape)
+    sd[key] = config.encode(settings)
+    return sd
