@@ -30,7 +30,7 @@ def announce(module, state_dict: dict, prefix: str) -> config.Rotation | None:
         settings = config.decode(raw)
         rotation, shape = config.rotation(settings), config.shape(settings)
     except (ValueError, TypeError) as error:
-        _complain(f"left to ComfyUI: {error}", prefix)
+        complain(f"left to ComfyUI: {error}", prefix)
         return None
     if not config.stock_reads(raw, settings):
         state_dict[key] = config.encode(config.plain(settings))
@@ -46,7 +46,7 @@ def adopt(module, rotation: config.Rotation, layout: str, prefix: str) -> None:
         return
     reason = unfit(rotation.group_size, weight.shape[-1])
     if reason is not None:
-        _complain(f"stays un-rotated and will give noise: {reason}", prefix)
+        complain(f"stays un-rotated and will give noise: {reason}", prefix)
         return
     name = layouts.rotated(layout, rotation.group_size)
     module.weight = torch.nn.Parameter(layouts.relabelled(weight, name), requires_grad=False)
@@ -69,7 +69,7 @@ def _correct_shape(module, stored, shape, prefix: str) -> None:
         return
     expected = get_layout_class(config.NVFP4_LAYOUT).get_storage_shape(shape)
     if tuple(stored.shape) != tuple(expected):
-        _complain(f"keeps the shape {tuple(current)}: comfy_quant says {shape}, which is stored as {tuple(expected)}, "
+        complain(f"keeps the shape {tuple(current)}: comfy_quant says {shape}, which is stored as {tuple(expected)}, "
                   f"but the file has {tuple(stored.shape)}", prefix)
         return
     module._orig_shape = shape
@@ -80,7 +80,7 @@ def _correct_shape(module, stored, shape, prefix: str) -> None:
 _said: set[str] = set()
 
 
-def _complain(text: str, prefix: str) -> None:
+def complain(text: str, prefix: str) -> None:
     if text not in _said:
         _said.add(text)
         log.warning(f"layer {prefix.rstrip('.') or '(unnamed)'} {text}. Others like it are not listed.")

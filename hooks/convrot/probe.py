@@ -44,6 +44,31 @@ def int8(comfy_ops) -> Finding:
     return needed("this ComfyUI drops the rotation of an INT8 weight when it is requantized, as LoRA baking does")
 
 
+def conv2d(comfy_ops) -> Finding:
+    """Whether an INT8 ConvRot Conv2d layer comes out of comfy.ops as the convolution that it is."""
+    weight, _ = _layer(config.INT8_LAYOUT, config.INT8)
+    weight = weight[:, :, None, None]
+    stored = QuantizedTensor.from_float(weight, layouts.convolution(_GROUP_SIZE))
+    settings = {"format": config.INT8, "convrot": True, "convrot_groupsize": _GROUP_SIZE}
+    state_dict = {**stored.state_dict("weight"), "comfy_quant": config.encode(settings)}
+    made = comfy_ops.mixed_precision_ops(compute_dtype=torch.float32)
+    image = torch.eye(16)[:, :, None, None]
+    try:
+        layer = made.Conv2d(16, 16, 1, bias=False)
+        layer._load_from_state_dict(state_dict, "", {}, False, [], [], [])
+        with torch.no_grad():
+            found = layer(image)
+    except Exception as error:
+        found, reason = torch.zeros(16, 16, 1, 1), f" ({type(error).__name__})"
+    else:
+        reason = ""
+    if _error(found, weight.transpose(0, 1)) < _WRONG:
+        return not_needed("this ComfyUI loads INT8 ConvRot convolutions by itself")
+    if "Conv2d" in vars(made):
+        return incompatible(f"this ComfyUI has a quantized Conv2d of its own, which does not read INT8 ConvRot{reason}")
+    return needed("this ComfyUI takes the integers of an INT8 convolution for its weight")
+
+
 def _layer(layout: str, format: str) -> tuple[torch.Tensor, dict]:
     """A float weight [16, 16] and its ConvRot layer as a file has it."""
     # Not random: a probe must not move the generators of the program that imports ComfyUI. Not smooth either:
