@@ -11,7 +11,7 @@ from comfy_kitchen.tensor import get_layout_class
 
 from qpatch import log
 
-from . import config, layouts
+from . import basis, config, layouts
 from .rotation import GROUP_SIZES
 
 
@@ -41,7 +41,7 @@ def announce(module, state_dict: dict, prefix: str) -> config.Rotation | None:
 
 def adopt(module, rotation: config.Rotation, layout: str, prefix: str) -> None:
     """Put the weight of ``module``, loaded in the base layout named ``layout``, under the rotated one."""
-    weight = layouts.unwrapped(getattr(module, "weight", None))
+    weight = basis.unwrapped(getattr(module, "weight", None))
     if weight is None or weight._layout_cls != layout:
         return
     reason = unfit(rotation.group_size, weight.shape[-1])
@@ -49,7 +49,7 @@ def adopt(module, rotation: config.Rotation, layout: str, prefix: str) -> None:
         complain(f"stays un-rotated and will give noise: {reason}", prefix)
         return
     name = layouts.rotated(layout, rotation.group_size)
-    module.weight = torch.nn.Parameter(layouts.relabelled(weight, name), requires_grad=False)
+    module.weight = torch.nn.Parameter(basis.relabelled(weight, name), requires_grad=False)
     # Activations are quantized in the layout that the module names.
     module.layout_type = name
 

@@ -6,8 +6,7 @@ goes through that class. Here is one class per base layout and group size, made 
 baking, low-VRAM patching, dynamic VRAM, casting, merging and saving, each of which dequantizes and
 requantizes through the tensor, work in the basis of the model without knowing that there is another one.
 
-For code that wants to recognise such a weight from the tensor alone, :func:`basis` answers for these layouts
-and for those that comfy_kitchen rotates itself.
+``basis.py`` recognises such a weight from the tensor alone, and those that comfy_kitchen rotates by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from comfy_kitchen.tensor import QuantizedTensor, get_layout_class, register_layout_class
+from comfy_kitchen.tensor import get_layout_class, register_layout_class
 
 from . import operators
 from .config import INT8_LAYOUT
@@ -29,6 +28,9 @@ class RotatedLayout:
     ``GROUP_SIZE``       elements of the input axis per block of the rotation.
     ``rotate(x)``        into the basis of the weight, and back: along the axis that meets the weight's inputs.
     ``ROTATES_OPERAND``  whether the base's product with the stored weight rotates its other operand itself.
+    ``stored(qdata, params)``, ``quantize_stored(values, ...)``
+                         between the data and the float values W H, both in the rotated basis: for whoever has
+                         something to add that he can rotate himself (the factor of a LoRA).
     """
 
     BASE_LAYOUT: str
@@ -39,30 +41,55 @@ class RotatedLayout:
     def rotate(cls, x: torch.Tensor) -> torch.Tensor:
         return rotate(x, cls.GROUP_SIZE)
 
+    @classmethod
+    def stored(cls, qdata, params) -> torch.Tensor:
+        return super().dequantize(qdata, params)
 
-class RotatedMatrix(RotatedLayout):
-    """A weight [out, in] (or a bank of them), or an activation [rows, in], of a base that knows no rotation."""
+    @classmethod
+    def quantize_stored(cls, values, *args, **kwargs):
+        return super().quantize(values, *args, **kwargs)
 
     @classmethod
     def quantize(cls, tensor, *args, **kwargs):
         # Rotated in the dtype of the tensor: products accumulate in float32, and one rounding to bfloat16
         # (2**-9) is far below the step of any format that is rotated.
-        return super().quantize(cls.rotate(tensor), *args, **kwargs)
+        return cls.quantize_stored(cls.rotate(tensor), *args, **kwargs)
 
     @classmethod
     def dequantize(cls, qdata, params):
-        return cls.rotate(super().dequantize(qdata, params))
+        return cls.rotate(cls.stored(qdata, params))
 
 
 class RotatedINT8(RotatedLayout):
-    """INT8 [out, in], one scale per row. The base rotates when it is told to; this class always tells it."""
+    """INT8 [out, in], one scale per row. The base rotates when it is told to; its parameters say so here too.
+
+    What the base does by itself is left to it: its kernels rotate and quantize in one pass.
+    """
 
     ROTATES_OPERAND = True
 
     @classmethod
+    def _rotation(cls) -> dict:
+        return {"convrot": True, "convrot_groupsize": cls.GROUP_SIZE}
+
+    @classmethod
+    def stored(cls, qdata, params):
+        return super().stored(qdata, dataclasses.replace(params, convrot=False))
+
+    @classmethod
+    def quantize_stored(cls, values, *args, **kwargs):
+        options = {"is_weight": True, "per_channel": True, "convrot": False}
+        qdata, params = super().quantize_stored(values, *args, **{**kwargs, **options})
+        return qdata, dataclasses.replace(params, **cls._rotation())
+
+    @classmethod
     def quantize(cls, tensor, *args, **kwargs):
-        options = {"is_weight": True, "per_channel": True, "convrot": True, "convrot_groupsize": cls.GROUP_SIZE}
-        return super().quantize(tensor, *args, **{**kwargs, **options})
+        options = {"is_weight": True, "per_channel": True, **cls._rotation()}
+        return super(RotatedLayout, cls).quantize(tensor, *args, **{**kwargs, **options})
+
+    @classmethod
+    def dequantize(cls, qdata, params):
+        return super(RotatedLayout, cls).dequantize(qdata, params)
 
 
 class ConvINT8(RotatedLayout):
@@ -78,26 +105,21 @@ class ConvINT8(RotatedLayout):
         return x if cls.GROUP_SIZE == 1 else rotate_channels(x, cls.GROUP_SIZE)
 
     @classmethod
-    def quantize(cls, tensor, *args, per_channel=True, **kwargs):
-        shape = tuple(tensor.shape)
+    def quantize_stored(cls, values, *args, per_channel=True, **kwargs):
+        shape = tuple(values.shape)
         options = {"is_weight": True, "per_channel": per_channel, "convrot": False}
-        flat = cls.rotate(tensor).reshape(shape[0], -1)
-        qdata, params = super().quantize(flat, *args, **{**kwargs, **options})
+        qdata, params = super().quantize_stored(values.reshape(shape[0], -1), *args, **{**kwargs, **options})
         scale = params.scale.reshape(-1, 1, 1, 1) if per_channel else params.scale
+        # The parameters of the base say it as well: that is where ComfyUI looks when it writes a file.
         rotation = {"convrot": True, "convrot_groupsize": cls.GROUP_SIZE} if cls.GROUP_SIZE > 1 else {}
         return qdata.reshape(shape), dataclasses.replace(params, scale=scale, orig_shape=shape, **rotation)
 
     @classmethod
-    def dequantize(cls, qdata, params):
-        return cls.rotate(cls.stored(qdata, params))
-
-    @classmethod
-    def stored(cls, qdata, params) -> torch.Tensor:
-        """The float weight in the basis it is stored in, for a product with a rotated activation."""
+    def stored(cls, qdata, params):
         rows = qdata.shape[0]
         scale = params.scale.reshape(rows, 1) if params.scale.numel() > 1 else params.scale.reshape(())
         flat = dataclasses.replace(params, scale=scale, convrot=False, orig_shape=(rows, qdata[0].numel()))
-        return super().dequantize(qdata.reshape(rows, -1), flat).reshape(qdata.shape)
+        return super().stored(qdata.reshape(rows, -1), flat).reshape(qdata.shape)
 
     @classmethod
     def requantize_kwargs(cls, qtensor):
@@ -106,7 +128,7 @@ class ConvINT8(RotatedLayout):
 
 def rotated(base: str, group_size: int) -> str:
     """The registered name of the layout of ``base`` (a registered name) rotated by ``group_size``."""
-    kind = RotatedINT8 if base == INT8_LAYOUT else RotatedMatrix
+    kind = RotatedINT8 if base == INT8_LAYOUT else RotatedLayout
     return _registered(f"{base}ConvRot{group_size}", kind, base, group_size)
 
 
@@ -129,50 +151,3 @@ def _registered(name: str, kind: type, base: str, group_size: int) -> str:
     operators.register(layout, base_class)
     register_layout_class(name, layout)
     return name
-
-
-@dataclasses.dataclass(frozen=True)
-class Basis:
-    """Where a weight's stored values live: rotated by blocks of ``group_size`` along its input axis.
-
-    ``layout``: the name of the tensor's layout; ``base``: that of the layout without the rotation.
-    """
-
-    group_size: int
-    layout: str
-    base: str
-
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] into this basis; for a 4-D convolution factor along its channel axis. Its own inverse."""
-        return rotate_channels(x, self.group_size) if x.dim() == 4 else rotate(x, self.group_size)
-
-
-def basis(weight) -> Basis | None:
-    """The rotated basis that ``weight`` is stored in, read from the tensor; None if in none, or not quantized.
-
-    Knows the layouts of this module and those that comfy_kitchen rotates itself (INT8 with ``convrot`` in its
-    parameters, ConvRot W4A4 and W4A8). ``weight.dequantize()`` is in the model's own basis in every case.
-    """
-    weight = unwrapped(weight)
-    if weight is None:
-        return None
-    layout, params = get_layout_class(weight._layout_cls), weight._params
-    if issubclass(layout, RotatedLayout):
-        return Basis(layout.GROUP_SIZE, weight._layout_cls, layout.BASE_LAYOUT) if layout.GROUP_SIZE > 1 else None
-    size = getattr(params, "convrot_groupsize", None)
-    if size is None or not getattr(params, "convrot", True):
-        return None
-    return Basis(int(size), weight._layout_cls, weight._layout_cls)
-
-
-def unwrapped(weight):
-    """The QuantizedTensor that ``weight`` is or, in a Parameter of some torch versions, holds; else None."""
-    if isinstance(weight, QuantizedTensor):
-        return weight
-    held = getattr(weight, "data", None)
-    return held if isinstance(held, QuantizedTensor) else None
-
-
-def relabelled(weight: QuantizedTensor, layout: str) -> QuantizedTensor:
-    """The same data and parameters under the layout named ``layout``; nothing is copied."""
-    return QuantizedTensor(weight._qdata, layout, weight._params)

@@ -7,7 +7,7 @@ from comfy_kitchen.tensor import QuantizedTensor
 
 from qpatch.finding import Finding, incompatible, needed, not_needed
 
-from . import config, layouts
+from . import basis, config, layouts
 
 _GROUP_SIZE = 16
 #: Relative error from which a weight counts as wrong. Right ones are at 0.1 (NVFP4) and 0.01 (INT8), rotated
@@ -38,7 +38,7 @@ def int8(comfy_ops) -> Finding:
         layer.set_weight(layer.convert_weight(layer.weight), seed=0)
     except Exception as error:
         return incompatible(f"a small INT8 ConvRot layer could not be loaded and set: {type(error).__name__}: {error}")
-    kept = layouts.basis(layer.weight)
+    kept = basis.basis(layer.weight)
     if kept is not None and kept.group_size == _GROUP_SIZE and _error(layer.weight.dequantize(), weight) < _WRONG:
         return not_needed("this ComfyUI keeps the rotation of an INT8 weight when it is requantized")
     return needed("this ComfyUI drops the rotation of an INT8 weight when it is requantized, as LoRA baking does")

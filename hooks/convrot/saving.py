@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_kitchen.tensor import get_layout_class
 
-from . import config, layouts
+from . import basis, config, layouts
 
 
 def declare(module, sd: dict, prefix: str) -> dict:
@@ -14,7 +14,7 @@ def declare(module, sd: dict, prefix: str) -> dict:
     it cannot be told from the stored one.
     """
     key = f"{prefix}comfy_quant"
-    weight = layouts.unwrapped(getattr(module, "weight", None))
+    weight = basis.unwrapped(getattr(module, "weight", None))
     if weight is None or key not in sd:
         return sd
     layout = get_layout_class(weight._layout_cls)
