@@ -81,6 +81,38 @@ HOOKS: tuple[Hook, ...] = (
         checked="ComfyUI-nunchaku 1.2.1",
     ),
     Hook(
+        name="convrot",
+        mends="NVFP4 ConvRot files: weights stored in a rotated basis that ComfyUI does not undo",
+        targets=(
+            Target("comfy.ops", "qpatch.hooks.convrot.loader", ("mixed_precision_ops",)),
+            Target("comfy.model_detection", "qpatch.hooks.convrot.detection", ("detect_unet_config",)),
+        ),
+        distributions=("comfy-kitchen",),
+        checked="ComfyUI 0.15.1 to 0.33.0, comfy-kitchen 0.2.10 to 0.2.40",
+    ),
+    Hook(
+        name="convrot-int8",
+        mends="INT8 ConvRot Linears that lose their rotation when LoRA is baked into them",
+        targets=(Target("comfy.ops", "qpatch.hooks.convrot.int8", ("mixed_precision_ops",)),),
+        distributions=("comfy-kitchen",),
+        checked="ComfyUI of 25 and 26 June 2026 (between 0.26 and 0.27), comfy-kitchen 0.2.11",
+    ),
+    Hook(
+        name="convrot-conv2d",
+        mends="INT8 convolutions (SDXL packs), plain and ConvRot, read as if their integers were the weight",
+        targets=(Target("comfy.ops", "qpatch.hooks.convrot.conv2d", ("mixed_precision_ops",)),),
+        distributions=("comfy-kitchen",),
+        checked="ComfyUI 0.27.0 to 0.33.0, comfy-kitchen 0.2.16 to 0.2.40",
+    ),
+    Hook(
+        name="convrot-bake",
+        mends="LoRA on ConvRot weights added at each cast with dynamic VRAM: adds it once, at load, for more memory",
+        targets=(Target("comfy.model_patcher", "qpatch.hooks.convrot.bake", ("ModelPatcher",)),),
+        default=False,
+        distributions=("comfy-kitchen",),
+        checked="ComfyUI 0.24.0 to 0.33.0",
+    ),
+    Hook(
         name="smoke",
         mends="nothing: proves that the import hook is live",
         targets=(Target("qpatch.smoke", "qpatch.hooks.smoke", ("mended",)),),

@@ -24,6 +24,7 @@ TARGETS = {
     "linear": ("nunchaku.models.linear", "nunchaku.models.text_encoders.linear"),
     "lora": ("comfy.lora",),
     "model": ("comfy.ldm.qwen_image.model",),
+    "model_detection": ("comfy.model_detection",),
     "model_patcher": ("comfy.model_patcher", "*.model_patcher"),
     "nunchaku_patch": ("*.patches.nunchaku_patch",),
     "ops": ("comfy.ops",),

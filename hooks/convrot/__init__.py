@@ -6,13 +6,14 @@ basis. These hooks make the basis a property of the weight's own tensor type, an
 
     config.py      reading and writing a layer's ``comfy_quant``
     rotation.py    H, and multiplying by it
-    layouts.py     the layout classes; ``basis(weight)`` tells a rotated weight from the tensor alone
+    layouts.py     the layout classes
+    basis.py       telling a rotated weight from the tensor alone, working on it in its basis (for other hooks)
     operators.py   products with such weights
     adoption.py    giving a layer that ComfyUI has loaded its layout; hswq.py says whose layer it is
     saving.py      writing the basis back
     probe.py       what the installed ComfyUI does by itself
-    loader.py      hook ``convrot``: NVFP4
+    loader.py      hook ``convrot``: NVFP4; detection.py its part in comfy.model_detection
     int8.py        hook ``convrot-int8``: INT8 Linear, on the releases that lose its basis
     conv2d.py      hook ``convrot-conv2d``: INT8 Conv2d
-    bake.py        hook ``convrot-bake``: LoRA added once at load, with dynamic VRAM
+    bake.py        hook ``convrot-bake``: LoRA added once at load, with dynamic VRAM; baking.py does the work
 """
