@@ -14,7 +14,7 @@ from importlib import import_module
 _WHERE = {
     "Plan": "planning", "plan": "planning", "compose": "planning",
     "composed": "composition", "reset": "composition", "set_aside": "composition", "set_strengths": "composition",
-    "Loaded": "composition",
+    "Loaded": "state",
     "family_of": "placement",
     "LoraFile": "files", "open_lora": "files",
     "Report": "report", "FileReport": "report", "Applied": "report",

@@ -1,125 +1,20 @@
-"""What is composed into a model: kept on the model, put in place and taken back as a whole.
-
-The record is an attribute of the transformer; each changed module carries its own changes with the
-original objects. Nothing about a model is kept anywhere else, so that copies and other models have
-nothing to do with it.
-"""
+"""Put compositions in place and take them back as a whole; change strengths; tell what is in a model."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from .errors import BusyError, PlanError
-from .files import LoraFile
-from .modules import MARK, Change
+from .errors import PlanError
 from .modules.offload import changes_in_buffers
 from .placement import locate
-from .reading import Asked
-from .report import FileReport, Report
-
-#: Attribute of the transformer that holds its :class:`_State`.
-_STATE = "_qpatch_lora"
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """One LoRA that is composed: its ``name``, its ``strength``, and the :class:`LoraFile` if it was given as one."""
-
-    name: str
-    strength: float
-    file: LoraFile | None = None
-
-    def __deepcopy__(self, memo):
-        # A file is shared: its identity is what callers compare, and it may be gigabytes of mapped memory.
-        return self
-
-    def __reduce__(self):
-        return Loaded, (self.name, self.strength)
-
-
-@dataclass(eq=False)
-class Composition:
-    """A stack of LoRAs worked out for one model.
-
-    ``reports`` are those of ``loras``; ``report`` has the refused files as well. ``asked``: for what it was worked out.
-    """
-
-    loras: tuple[Loaded, ...]
-    changes: list[Change]
-    report: Report
-    reports: list[FileReport]
-    asked: Asked
-
-    @property
-    def strengths(self) -> list[float]:
-        return [lora.strength for lora in self.loras]
-
-    def is_of(self, asked: Asked) -> bool:
-        """Whether it was worked out from these very files, with these options."""
-        return self.asked.same(asked)
-
-    def chosen(self, strengths: Sequence[float]) -> list[float]:
-        """Of the strengths of all files asked for, those of the files that were not refused."""
-        return [strength for file, strength in zip(self.report.files, strengths) if file.problem is None]
-
-    def stands(self) -> bool:
-        """Whether the modules still hold what was put into them."""
-        return all(change.stands() for change in self.changes)
-
-    def bring(self) -> bool:
-        """Move what was set aside to where its base is now; False if a base is another object than then, or converted."""
-        return all([change.bring() for change in self.changes])
-
-
-@dataclass(eq=False)
-class _State:
-    """``installed``: in the model. ``aside``: worked out, not in the model. ``torn``: an interrupted swap left it half done."""
-
-    installed: Composition | None = None
-    aside: Composition | None = None
-    torn: bool = False
-    busy: bool = False
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def __deepcopy__(self, memo):
-        return _State(copy.deepcopy(self.installed, memo), torn=self.torn)
-
-    def __reduce__(self):
-        return _State, (self.installed, None, self.torn)
-
-
-@contextmanager
-def holding(root: nn.Module) -> Iterator[_State]:
-    """The record of ``root``, for one thread at a time; made if there is none, gone again if it ends up empty.
-
-    Raises :class:`BusyError` when called from inside itself (a progress callback that composes).
-    """
-    while True:
-        state = root.__dict__.setdefault(_STATE, _State())
-        with state.lock:
-            if root.__dict__.get(_STATE) is not state:
-                continue
-            if state.busy:
-                raise BusyError("a composition on this model calls for another one before it is done")
-            state.busy = True
-            try:
-                if state.torn:
-                    _mend(root, state)
-                yield state
-            finally:
-                state.busy = False
-                if state.installed is None and state.aside is None and not state.torn:
-                    root.__dict__.pop(_STATE, None)
-            return
+from .report import Report
+from .state import RECORD, Composition, Loaded, State, holding
 
 
 def entry(function):
@@ -133,7 +28,7 @@ def entry(function):
     return call
 
 
-def swap(root: nn.Module, state: _State, new: Composition | None) -> None:
+def swap(root: nn.Module, state: State, new: Composition | None) -> None:
     """Take out what is installed and put ``new`` in place: all of it, or, on any error, nothing changed.
 
     Whatever needs memory or can fail is done before the first module is touched.
@@ -158,16 +53,7 @@ def swap(root: nn.Module, state: _State, new: Composition | None) -> None:
         raise
 
 
-def _mend(root: nn.Module, state: _State) -> None:
-    """After an interruption of the undoing itself: every module's own record still leads back to the base."""
-    found = [change for module in root.modules() for change in module.__dict__.get(MARK, ())]
-    for change in reversed(found + list(changes_in_buffers(root))):
-        change.move_originals()()
-        change.remove()
-    state.installed, state.torn = None, False
-
-
-def rescale(state: _State, strengths: Sequence[float]) -> None:
+def rescale(state: State, strengths: Sequence[float]) -> None:
     """Give the installed composition other strengths, in place; on any error the old ones are back.
 
     Raises :class:`PlanError` where a part of it is fixed to its strength, :class:`NonFiniteError` on overflow.
@@ -259,5 +145,5 @@ def set_aside(model: nn.Module) -> None:
 def composed(model: nn.Module) -> tuple[Loaded, ...]:
     """The LoRAs that are in ``model``, in order; () for a bare one."""
     root, _ = locate(model)
-    state = root.__dict__.get(_STATE)
+    state = root.__dict__.get(RECORD)
     return state.installed.loras if state is not None and state.installed is not None else ()

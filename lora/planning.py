@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from . import reading
-from .composition import Composition, Loaded, entry, holding, number, rescale, swap
+from .composition import entry, number, rescale, swap
 from .coverage import Coverage
 from .errors import LoraError, PlanError, UnsupportedAdapter
 from .modules import Change, Draft, Part, Site
@@ -21,6 +21,7 @@ from .modules.offload import Alignment
 from .placement import LeaveOut, Places, locate
 from .progress import Progress, track
 from .report import Report
+from .state import Composition, Loaded, holding
 
 
 @dataclass(eq=False)
@@ -41,24 +42,28 @@ class Plan:
     coverages: list[Coverage] = field(repr=False)
 
     @entry
-    def apply(self) -> Report:
+    def apply(self, log: bool = True) -> Report:
         """Compose: replace what is in the model by this plan; all of it or, on any error, nothing.
 
+        ``log``: write the report to the logger "qpatch.lora" as well.
         Raises :class:`NonFiniteError` for a value that a module's dtype cannot hold, :class:`BusyError` when called
         from inside another composition of the same model. A second thread waits.
         """
         with holding(self.root) as state:
-            return self.apply_to(state)
-
-    def apply_to(self, state) -> Report:
-        """:meth:`apply`, for a caller that holds the model's record."""
-        began = time.perf_counter()
-        composition = self._work_out()
-        state.aside = None
-        swap(self.root, state, composition if self.loras else None)
-        self.report.seconds += time.perf_counter() - began
-        self.report.write_log()
+            began = time.perf_counter()
+            composition = self._work_out()
+            state.aside = None
+            swap(self.root, state, composition if self.loras else None)
+            self._take_time(time.perf_counter() - began)
+        if log:
+            self.report.write_log()
         return self.report
+
+    def _take_time(self, seconds: float) -> None:
+        self.report.seconds += seconds
+        lines = sum(len(coverage.report.lines) for coverage in self.coverages)
+        for coverage in self.coverages:
+            coverage.report.seconds += seconds * len(coverage.report.lines) / max(lines, 1)
 
     def _work_out(self) -> Composition:
         """All new objects, none of them in place yet."""
@@ -133,26 +138,28 @@ def plan(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_ra
     root, family = locate(model)
     asked = reading.Asked.of(loras, max_rank, leave_out, metadata_alpha, convention)
     places = Places(root, family, leave_out)
-    loaded, report, sites, coverages, problems = [], Report(), {}, [], []
+    loaded, report, sites, coverages = [], Report(), {}, []
     for source, strength in loras:
+        started = time.perf_counter()
         found = reading.read(source, family, places, len(loaded), asked, strict or len(loras) == 1)
+        found.report.seconds = time.perf_counter() - started
         report.files.append(found.report)
         found.report.strength = number(strength, found.report.name)
-        if found.error is not None:
-            problems.append(found.error)
+        if found.report.error is not None:
             continue
         loaded.append(Loaded(found.report.name, found.report.strength, source if source is found.file else None))
         coverages.append(found.coverage)
         for site, part in found.parts:
             sites.setdefault(site.path, (site, []))[1].append(part)
-    if problems and not loaded:
-        raise problems[0]
+    if loras and not loaded:
+        raise report.files[0].error
     report.seconds = time.perf_counter() - began
     return Plan(root, tuple(loaded), report, max_rank, progress, asked, sites, coverages)
 
 
 @entry
-def compose(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_rank: int = 128, **options) -> Report:
+def compose(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_rank: int = 128, *, log: bool = True,
+            **options) -> Report:
     """:func:`plan` and :meth:`Plan.apply` in one; replaces what was composed before. An empty stack is a :func:`reset`.
 
     The same :class:`LoraFile` objects again with other strengths only rewrite the scales, and what
@@ -162,7 +169,7 @@ def compose(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max
     asked = reading.Asked.of(loras, max_rank, **{name: options.get(name, default) for name, default in reading.OPTIONS.items()})
     with holding(root) as state:
         report = _again(root, state, asked, [number(strength, source) for source, strength in loras])
-    return report if report is not None else plan(model, loras, max_rank, **options).apply()
+    return report if report is not None else plan(model, loras, max_rank, **options).apply(log)
 
 
 def _again(root, state, asked, strengths) -> Report | None:
@@ -184,4 +191,5 @@ def _again(root, state, asked, strengths) -> Report | None:
             return None
         raise
     state.aside = None
+    ready.report.computed = False
     return ready.report

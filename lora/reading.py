@@ -52,13 +52,12 @@ class Asked:
 
 @dataclass
 class Reading:
-    """``parts``: what goes where. ``error``: why the file is left out of the stack, or None."""
+    """``parts``: what goes where; nothing if the file was refused, for ``report.error``."""
 
     report: FileReport
     file: LoraFile | None = None
     coverage: Coverage | None = None
     parts: list[tuple[Site, Part]] = field(default_factory=list)
-    error: LoraError | None = None
 
 
 def read(source: Source, family: Family, places: Places, number: int, asked: Asked, strict: bool) -> Reading:
@@ -81,7 +80,7 @@ def read(source: Source, family: Family, places: Places, number: int, asked: Ask
         # What names no file is wrong with the model, not with this LoRA.
         if strict or error.file is None:
             raise
-        reading.error, reading.report.problem, reading.parts = error, str(error), []
+        reading.report.error, reading.parts = error, []
     return reading
 
 

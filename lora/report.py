@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from .errors import LoraError
+
 log = logging.getLogger("qpatch.lora")
 
 #: Lines of one kind that a report shows of one file before it only counts them.
@@ -49,7 +51,7 @@ class FileReport:
     ``lines``    one :class:`Applied` for each place they went to.
     ``misses``   (key or layer, reason) of everything that did not take effect.
     ``share``    part of the sum of all layers' delta norms that took effect, 0 to 1; None where it was not measured.
-    ``problem``  why the whole file was left out, or None.
+    ``problem``  why the whole file was left out, or None; ``error`` is the exception that says so.
     """
 
     name: str
@@ -59,8 +61,12 @@ class FileReport:
     lines: list[Applied] = field(default_factory=list)
     misses: list[tuple[str, str]] = field(default_factory=list)
     share: float | None = None
-    problem: str | None = None
+    error: LoraError | None = None
     seconds: float = 0.0
+
+    @property
+    def problem(self) -> str | None:
+        return None if self.error is None else str(self.error)
 
     def summary(self) -> str:
         if self.problem is not None:
@@ -81,10 +87,14 @@ class FileReport:
 
 @dataclass
 class Report:
-    """What happened: ``files`` in the order of the stack, ``seconds`` for all."""
+    """What happened: ``files`` in the order of the stack, ``seconds`` for all.
+
+    ``computed`` is False when only scales were rewritten, or what had been set aside was put back.
+    """
 
     files: list[FileReport] = field(default_factory=list)
     seconds: float = 0.0
+    computed: bool = True
 
     @property
     def complete(self) -> bool:

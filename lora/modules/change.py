@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 #: Attribute of a changed module: the list of its changes.
 MARK = "_qpatch_lora_changes"
@@ -94,7 +95,7 @@ class Change:
                 if before.dtype != value.dtype:
                     return False
                 if before.device != value.device:
-                    value.data = value.data.to(before.device)
+                    relocate(value, value.detach().to(before.device))
         return True
 
     def move_originals(self) -> Callable[[], None]:
@@ -109,15 +110,23 @@ class Change:
                 if (original.device, original.dtype) != (now.device, now.dtype):
                     moved.append((original, original.detach().to(now.device, now.dtype)))
 
-        def settle():
-            for original, data in moved:
-                original.data = data
-
-        return settle
+        return lambda: [relocate(original, data) for original, data in moved]
 
 
 class Absent:
     """Stands (the class itself) for an attribute that was not there; a class survives deepcopy and pickle as what it is."""
+
+
+def relocate(tensor: torch.Tensor, moved: torch.Tensor) -> None:
+    """Let the object ``tensor`` be what ``moved`` is, as nn.Module.to does with parameters."""
+    if is_traceable_wrapper_subclass(tensor) or not torch._has_compatible_shallow_copy_type(tensor, moved):
+        # Made of several tensors, or of another device type: it cannot take on the other's .data.
+        moved = moved.detach()
+        if isinstance(tensor, nn.Parameter):
+            moved = nn.Parameter(moved, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, moved)
+    else:
+        tensor.data = moved.detach()
 
 
 def current(owner: nn.Module, name: str) -> object:
