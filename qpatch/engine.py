@@ -96,7 +96,7 @@ def catch_up() -> None:
     for name, module in targets.in_sys_modules():
         if targets.asleep(module):
             # A lazy module whose body has not run: forcing it here would be an import nobody asked for.
-            finder.watch(targets.contents(module)["__spec__"])
+            finder.load_shadow().watch(targets.contents(module)["__spec__"])
         elif not targets.running(module) and not states.met(name, module):
             failure = failure or loaded(name, module)
     if failure is not None:

@@ -7,7 +7,7 @@ module runs its body when it is asked.
 import sys
 
 from .catalogue import HOOKS
-from .finder import TARGETS, matches
+from .finder import is_target, matches
 
 
 def wanting(name: str):
@@ -17,10 +17,7 @@ def wanting(name: str):
 
 def in_sys_modules():
     """Each (name, module) of ``sys.modules`` whose name is that of a target."""
-    return [
-        (name, module) for name, module in list(sys.modules.items())
-        if module is not None and matches(name, TARGETS.get(name.rpartition(".")[2], ()))
-    ]
+    return [(name, module) for name, module in list(sys.modules.items()) if module is not None and is_target(name)]
 
 
 def contents(module) -> dict:

@@ -92,8 +92,9 @@ def test_a_broken_finder_is_kept_for_status_and_does_not_touch_the_start(fresh, 
     assert (done.stdout.split(), done.stderr) == ([kind, "0"], "")
 
 
-def test_a_broken_engine_does_not_stop_the_import_of_a_target(fresh, bench):
-    (fresh.site / "qpatch" / "engine.py").write_text("raise ValueError('broken')\n")
+@pytest.mark.parametrize("module", ["engine", "shadow", "catalogue"])
+def test_a_broken_module_of_ours_does_not_stop_the_import_of_a_target(fresh, bench, module):
+    (fresh.site / "qpatch" / f"{module}.py").write_text("raise ValueError('broken')\n")
     bench.write(**{"nunchaku.models.linear": "class SVDQW4A4Linear: pass"})
     told = bench.run(fresh, "import nunchaku.models.linear, qpatch; print(repr(qpatch.activation_error))")
     assert told == "ValueError('broken')"

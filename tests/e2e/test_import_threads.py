@@ -102,16 +102,38 @@ def test_the_finder_needs_no_module_lock(each_python, bench):
 
 
 @pytest.mark.parametrize("name", ["pkg.target", "__hello__", "missing"])
-def test_nothing_is_imported_while_importlib_holds_its_global_lock(each_python, bench, name):
+def test_one_small_module_is_imported_while_importlib_holds_its_global_lock(each_python, bench, name):
     bench.write(**{"pkg.target": TARGET})
     bench.watch(name)
     bench.run(each_python, f"""
-        import importlib.util, sys
+        import sys
         parent = __import__("pkg").__path__ if {name!r}.startswith("pkg") else None
         from qpatch.finder import Finder
         before = set(sys.modules)
         Finder.find_spec({name!r}, parent)
-        assert set(sys.modules) == before, set(sys.modules) - before
+        assert set(sys.modules) - before == {{"qpatch.shadow"}}, set(sys.modules) - before
+    """)
+
+
+def test_that_module_is_loaded_under_the_global_lock_also_when_the_finder_is_called_by_hand(each_python, bench):
+    bench.watch("missing")
+    bench.run(each_python, """
+        import _imp, sys
+        from importlib.machinery import PathFinder
+        held = []
+
+        class Witness:
+            def find_spec(self, name, path=None, target=None):
+                if name == "qpatch.shadow":
+                    spec = PathFinder.find_spec(name, path, target)
+                    execute = spec.loader.exec_module
+                    spec.loader.exec_module = lambda module: (held.append(_imp.lock_held()), execute(module))
+                    return spec
+
+        sys.meta_path.insert(1, Witness())
+        from qpatch.finder import Finder
+        Finder.find_spec("missing")
+        assert held == [True] and not _imp.lock_held()
     """)
 
 

@@ -120,7 +120,7 @@ def test_strict_hands_the_error_to_the_import_and_keeps_the_state(hook, target, 
     probe = hook(examine=lambda module: raise_(ValueError("no")))
     monkeypatch.setenv("QPATCH_STRICT", "1")
     with pytest.raises(ValueError, match="no"):
-        finder.executed(NAME, target)
+        finder.load_shadow().executed(NAME, target)
     assert states.overall(probe)[0] == "failed"
 
 
