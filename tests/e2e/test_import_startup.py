@@ -158,14 +158,15 @@ def test_a_user_site_works_and_minus_s_leaves_it_out(each_python, tmp_path):
 
 def test_the_first_copy_wins_and_a_second_one_stays_out(each_python, bench):
     told = bench.run(each_python, """
-        import sys, qpatch
-        qpatch_finder = qpatch.finder.Finder
+        import sys, types, qpatch
         first = sys.meta_path[0]
         for name in [name for name in sys.modules if name.partition(".")[0] == "qpatch"]:
             del sys.modules[name]
+        sys.modules["nunchaku.models.linear"] = types.ModuleType("nunchaku.models.linear")
         import qpatch
         qpatch.__version__ = "0.2.0"
         qpatch.activate()
+        assert "qpatch.engine" not in sys.modules, "the second copy has begun to patch"
         from qpatch import finder, states
         assert sys.meta_path[0] is first and not isinstance(first, finder.Finder)
         assert sum(finder.is_ours(other) is not None for other in sys.meta_path) == 1
