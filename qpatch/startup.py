@@ -41,6 +41,11 @@ def present(folders, python: tuple[int, int]) -> list[Path]:
     return [path for folder in folders for name in read_by(python) if (path := folder / name).is_file()]
 
 
+def editable(folder: Path) -> bool:
+    """Whether an editable install of qpatch stands in ``folder``: its package is found without a path line."""
+    return any(folder.glob("__editable__*qpatch*"))
+
+
 def encoding() -> str:
     """How ``site`` decodes ``.pth`` files in this Python."""
     return "utf-8" if sys.version_info >= (3, 13) else locale.getpreferredencoding(False)

@@ -55,7 +55,7 @@ def target(user: bool) -> Path:
 
 def found_without_help(folder: Path, package_parent: Path) -> bool:
     """Whether a start-up file in ``folder`` can import qpatch without a path line."""
-    return places.same(folder, package_parent) or bool(list(folder.glob("__editable__*qpatch*")))
+    return places.same(folder, package_parent) or startup.editable(folder)
 
 
 def _package_parent() -> Path:

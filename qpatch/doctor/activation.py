@@ -67,7 +67,7 @@ def _outside(context):
     parent = context.package.parent
     if any(places.same(parent, folder) for folder in context.site_folders):
         return None
-    if _startup_files(context):
+    if _startup_files(context) or any(map(startup.editable, context.site_folders)):
         return None
     where = "on PYTHONPATH" if _on_pythonpath(parent, context) else "on sys.path"
     return problem(f"not active: qpatch lies in {parent}, which is {where} but no site-packages folder of this "

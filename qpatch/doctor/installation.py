@@ -19,7 +19,8 @@ def reinstall(context, switches: str = "") -> str:
     installed = packages.distribution("qpatch", context)
     url = _direct_url(installed).get("url", "") if installed else ""
     source = url2pathname(urlparse(url).path) if url.startswith("file:") else url or "PATH_TO_QPATCH"
-    return f'{context.python_command}{switches} -m pip install --force-reinstall --no-deps "{source}"'
+    option = " -e" if _is_editable(_direct_url(installed) if installed else {}) else ""
+    return f'{context.python_command}{switches} -m pip install --force-reinstall --no-deps{option} "{source}"'
 
 
 def copies(context) -> Verdict:
@@ -59,7 +60,7 @@ def origin(context) -> Verdict:
 def _editable_source(installed) -> Path | None:
     """The package's folder of an editable install."""
     record = _direct_url(installed)
-    if not record.get("dir_info", {}).get("editable"):
+    if not _is_editable(record):
         return None
     return Path(url2pathname(urlparse(record["url"]).path)) / "qpatch"
 
@@ -70,6 +71,10 @@ def _direct_url(installed) -> dict:
         return json.loads(installed.read_text("direct_url.json") or "{}")
     except ValueError:
         return {}
+
+
+def _is_editable(record: dict) -> bool:
+    return bool(record.get("dir_info", {}).get("editable"))
 
 
 def _missing_files(installed) -> list[str]:
@@ -102,7 +107,7 @@ def _orphan(path: Path, context) -> bool:
     homes = [path.parent, *startup.path_lines(lines)]
     if any((home / "qpatch" / "__init__.py").is_file() for home in homes):
         return False
-    return not list(path.parent.glob("__editable__*qpatch*"))
+    return not startup.editable(path.parent)
 
 
 def user_site(context) -> Verdict:

@@ -9,6 +9,7 @@ import pytest
 
 from qpatch import cli
 from qpatch.cli import errors, text
+from qpatch.doctor import verdict
 
 
 def run(*words, **options):
@@ -117,6 +118,22 @@ def test_reports_fit_the_terminal_within_60_and_100_columns(verb, columns, machi
     assert [line for line in lines if len(line) > limit and os.sep not in line] == []
     # And the room is used: the next word would not have fitted.
     assert verb == "status" or any(len(line) > limit - 12 for line in lines if os.sep not in line)
+
+
+@pytest.mark.parametrize(("kind", "code", "summary"), [
+    ("ok", 0, "nothing wrong was found"), ("note", 0, "1 note"), ("warn", 0, "1 warning"), ("problem", 1, "1 problem"),
+    ("skipped", 0, "nothing wrong was found"),
+])
+def test_the_doctors_exit_code_is_1_only_where_something_does_not_work(monkeypatch, capsys, kind, code, summary):
+    said = verdict.Verdict(kind, "a finding", "a remedy")
+    monkeypatch.setattr("qpatch.doctor.examine", lambda context: {"check": said, "other": verdict.ok("fine")})
+    assert cli.main(["doctor"]) == code
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1] == summary and "a finding" in shown
+    assert cli.main(["doctor", "--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == ("ok" if kind == "skipped" else kind)
+    assert report["checks"][0] == {"name": "check", "verdict": kind, "found": "a finding", "todo": "a remedy"}
 
 
 def test_json_reports_are_json_and_nothing_else(capsys):

@@ -56,6 +56,13 @@ def test_an_install_outside_site_packages_is_named_and_enable_offered(machine, e
     assert verdict.todo == f"run: {machine.executable} -m qpatch enable"
 
 
+def test_an_editable_install_whose_start_up_file_is_gone_is_not_taken_for_one_outside(machine):
+    source = machine.write("source/qpatch/__init__.py").parent
+    (machine.site / "qpatch.pth").unlink()
+    machine.write("site-packages/__editable__.qpatch-0.1.0.pth")
+    assert "no qpatch.pth in" in activation.activation(machine.context(package=source)).found
+
+
 def test_a_missing_start_up_file_is_named(machine):
     (machine.site / "qpatch.pth").unlink()
     verdict = activation.activation(machine.context())

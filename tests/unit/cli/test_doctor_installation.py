@@ -102,5 +102,7 @@ def test_reinstalling_is_told_by_the_source_and_never_by_the_name(machine):
     info = machine.distribution("qpatch", "0.1.0")
     (info / "direct_url.json").write_text(json.dumps({"url": "file:///opt/my%20files/qpatch-0.1.0-py3-none-any.whl"}))
     assert installation.reinstall(context).endswith('"/opt/my files/qpatch-0.1.0-py3-none-any.whl"')
+    (info / "direct_url.json").write_text(json.dumps({"url": "file:///src", "dir_info": {"editable": True}}))
+    assert installation.reinstall(context).endswith(' -e "/src"')
     (info / "direct_url.json").write_text("not JSON")
     assert installation.reinstall(context).endswith('"PATH_TO_QPATCH"')

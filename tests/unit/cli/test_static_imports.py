@@ -7,7 +7,7 @@ from qpatch.doctor import static_imports
 LIBRARY = {
     "lib/__init__.py": "_import_structure = {'lazy': ['Lazy']}\n",
     "lib/plain.py": "import os\nfrom json import loads as read\nCONSTANT: int = 1\nif os:\n    def function(): ...\n"
-                    "class Class: ...\nfor loop in (): ...\n",
+                    "class Class: ...\nfor loop in (): ...\nread_of = lambda: only_read\n",
     "lib/star.py": "from os.path import *\n",
     "lib/dynamic.py": "def __getattr__(name): ...\n",
     "lib/compiled.cpython-312-x86_64-linux-gnu.so": "",
@@ -46,6 +46,7 @@ def test_what_is_there_or_may_be_there_is_not_reported(missing, source):
     ("from lib.absent import x", "lib.absent (wanted by nodes.py)"),
     ("from lib import absent", "lib.absent (wanted by nodes.py)"),
     ("from lib.plain import loads", "lib.plain.loads (wanted by nodes.py)"),
+    ("from lib.plain import only_read", "lib.plain.only_read (wanted by nodes.py)"),
     ("def late():\n    from lib.plain import absent as here", "lib.plain.absent (wanted by nodes.py)"),
     ("try:\n    import lib.absent\nexcept ValueError:\n    pass", "lib.absent (wanted by nodes.py)"),
 ])
