@@ -98,7 +98,8 @@ def catch_up() -> None:
             # A lazy module whose body has not run: forcing it here would be an import nobody asked for.
             finder.load_shadow().watch(targets.contents(module)["__spec__"])
         elif not targets.running(module) and not states.met(name, module):
-            failure = failure or loaded(name, module)
+            error = loaded(name, module)
+            failure = failure or error
     if failure is not None:
         raise failure
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-FLAGS = [(), ("-I",), ("-E",), ("-s",), ("-P",), ("-B",), ("-X", "dev")]
+FLAGS = [(), ("-I",), ("-E",), ("-s",), ("-P",), ("-B",), ("-OO",), ("-X", "dev")]
 COUNT = "import sys; print(sum(type(f).__module__ == 'qpatch.finder' for f in sys.meta_path))"
 MODULES = "import sys; print(sorted(sys.modules))"
 

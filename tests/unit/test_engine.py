@@ -182,11 +182,19 @@ def test_a_module_put_into_sys_modules_by_hand_is_mended_at_once_on_activation(h
     assert target.f(1) == 2
 
 
-def test_activation_with_strict_says_what_failed_in_the_first_of_two(hook, target, monkeypatch):
-    hook(examine=lambda module: raise_(ValueError("no")))
+def test_activation_with_strict_says_what_failed_first_and_still_mends_the_others(hook, target, monkeypatch):
+    def examine(module):
+        return raise_(ValueError("no")) if module is target else finding.needed("")
+
+    hook(examine=examine, targets=(catalogue.Target(f"*{NAME}", "stand_in_hook", ("f",)),))
+    monkeypatch.setitem(finder.TARGETS, NAME, (f"*{NAME}",))
+    second = types.ModuleType(f"second.{NAME}")
+    second.f = lambda x: x
+    monkeypatch.setitem(sys.modules, second.__name__, second)
     monkeypatch.setenv("QPATCH_STRICT", "1")
     with pytest.raises(ValueError, match="no"):
         engine.catch_up()
+    assert (target.f(1), second.f(1)) == (1, 2)
 
 
 def test_an_applied_hook_says_one_line_and_an_internal_one_none(hook, target, caplog):
