@@ -71,7 +71,7 @@ def read(source: Source, family: Family, places: Places, number: int, asked: Ask
         file = _opened(source, family, metadata_alpha, convention)
         reading.report.name, reading.file = file.name, file
         reading.coverage = Coverage(file, reading.report)
-        for target, adapter in _layers(file, reading.coverage):
+        for target, adapter in file.layers.items():
             reading.parts += _placed(target, adapter, places, number, reading.coverage)
         reading.coverage.settle()
         if not reading.parts:
@@ -104,16 +104,6 @@ def _name(source) -> str:
 def _nothing(file: LoraFile, report: FileReport) -> PlanError:
     key, reason = report.misses[0] if report.misses else (None, "it holds no layers of the transformer")
     return PlanError(f"no layer of the file fits this model: {reason}", file=file.name, key=key)
-
-
-def _layers(file: LoraFile, coverage: Coverage):
-    """The file's layers; of a fused layer that the file holds in parts as well, only the parts."""
-    split = {target.module for target in file.layers if target.part is not None}
-    for target, adapter in file.layers.items():
-        if target.part is None and target.module in split:
-            coverage.miss(target, adapter.key, "the file also holds its parts; only they are applied")
-        else:
-            yield target, adapter
 
 
 def _placed(target: Target, adapter: Adapter, places: Places, number: int, coverage: Coverage) -> list[tuple[Site, Part]]:

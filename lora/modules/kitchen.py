@@ -63,6 +63,8 @@ class Requantized(Sum):
 
     def value(self, base, strengths):
         tensor = quantized(base)
+        if not self.active(strengths):
+            return tensor
         before = tensor.dequantize()
         result = before.float() + self.delta(before, strengths)
         if not torch.isfinite(result.to(before.dtype)).all():
@@ -158,6 +160,8 @@ class KitchenSVDQDraft(Draft):
             params = dataclasses.replace(tensor._params, proj_down=down, proj_up=up)
             changed = type(tensor)(tensor._qdata, tensor._layout_cls, params)
             change.values["weight"] = nn.Parameter(changed, requires_grad=False)
+            # A Parameter is made of copies of the layout's tensors.
+            live.address = quantized(change.values["weight"])._params.proj_up.data_ptr()
             change.live.append(live)
         self.bias.add_to(change)
         return change

@@ -48,9 +48,13 @@ class Sum:
                 total[addend.rows].add_(addend.value.to(base.device), alpha=factor)
         return total
 
+    def active(self, strengths: Sequence[float]) -> bool:
+        """Whether anything is to be added; if not, the result is the base itself, not a rounding of it."""
+        return any(addend.lora is None or strengths[addend.lora] for addend in self.addends)
+
     def value(self, base: torch.Tensor, strengths: Sequence[float]) -> torch.Tensor:
         """The new value, in the dtype of ``base``; raises :class:`NonFiniteError` if it does not hold it."""
-        if not any(addend.lora is None or strengths[addend.lora] for addend in self.addends):
+        if not self.active(strengths):
             return base.detach().clone()
         result = (base.detach().float() + self.delta(base, strengths)).to(base.dtype)
         if not torch.isfinite(result.float()).all():
