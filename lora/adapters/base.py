@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -74,12 +75,16 @@ class Adapter(abc.ABC):
     @property
     def scale(self) -> float:
         """The factor of the change that the file asks for (alpha/rank and the like), without the user's strength."""
-        return self._scale_and_note()[0]
+        return self._scaling[0]
 
     @property
     def scale_note(self) -> str:
         """The rule behind :attr:`scale`, in words."""
-        return self._scale_and_note()[1]
+        return self._scaling[1]
+
+    @cached_property
+    def _scaling(self) -> tuple[float, str]:
+        return self._scale_and_note()
 
     @abc.abstractmethod
     def _measure(self) -> tuple[int, ...] | None:
@@ -125,6 +130,7 @@ class Adapter(abc.ABC):
                                     expected=one, found=other)
 
     def _scale_and_note(self) -> tuple[float, str]:
+        """:attr:`scale` and :attr:`scale_note`; reads the alpha tensor."""
         if Role.scale in self.layer:
             value = self.layer.finite_number(Role.scale)
             return value, f"scale {value:g}"
