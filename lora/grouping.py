@@ -15,7 +15,11 @@ from .source import Source
 
 
 class Grouping:
-    """``layers``: target -> role -> key. The rest is in ``skipped``, ``unknown`` and ``texts`` as :class:`LoraFile` has it."""
+    """The keys of a file, sorted.
+
+    ``layers`` is target -> role -> key; ``skipped``, ``unknown`` and ``texts`` (of text encoders) hold the rest,
+    as in :class:`LoraFile`.
+    """
 
     def __init__(self, source: Source, resolver: Resolver, keys: Iterable[str]):
         self.layers: dict[Target, dict[Role, Resolved]] = {}

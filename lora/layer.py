@@ -83,7 +83,8 @@ class Layer:
         if tensor.dtype in _FP8:
             tensor = tensor.to(torch.bfloat16)
         if not is_finite(tensor):
-            raise self.refuse(NonFiniteError, f"{role} holds NaN or Inf: the training diverged or the file is damaged", role)
+            raise self.refuse(NonFiniteError, f"{role} holds NaN or Inf: the training diverged, or the file is damaged",
+                              role)
         return tensor
 
     def matrix(self, role: Role) -> torch.Tensor:

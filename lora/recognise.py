@@ -24,15 +24,16 @@ def recognise(name: str, keys: list[str], wanted: Family | None) -> Resolver | N
     known, strange, texts = _count(resolvers.values(), keys)
     if texts == len(keys):
         return None
-    if wanted is not None and known[wanted.name]:
-        return resolvers[wanted.name]
     best = max(FAMILIES.values(), key=lambda family: known[family.name])
+    if wanted is not None and known[wanted.name]:
+        best = wanted
+    # FLUX names its attention layers as Qwen-Image does, and they have the same size.
     others = Counter(filter(None, map(foreign.recognise, strange[:_LOOKED_AT])))
     if others and not _marked(best, keys):
         raise _mismatch(name, others.most_common(1)[0][0], wanted)
     if not known[best.name]:
         raise UnknownFamily(_nothing_known(keys), file=name, found=", ".join(keys[:_SAMPLES]))
-    if wanted is not None:
+    if wanted not in (None, best):
         raise _mismatch(name, best.title, wanted)
     return resolvers[best.name]
 

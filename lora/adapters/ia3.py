@@ -41,7 +41,7 @@ class IA3(Adapter):
 
 
 class PeftIA3(Adapter):
-    """PEFT: ``ia3_l`` l. [out, 1] multiplies the layer's whole output, its bias too; [1, in] (feed-forward) its input."""
+    """PEFT's ``ia3_l``: [out, 1] multiplies the layer's whole output, its bias too; [1, in] its input."""
 
     kind = "ia3"
     marks = needs = frozenset({Role.ia3_l})

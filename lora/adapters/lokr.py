@@ -50,7 +50,7 @@ class LoKr(Adapter):
         return factored(Kronecker(self._factor(1), self._factor(2), self.scale))
 
     def _scale_and_note(self):
-        """With both factors whole there is no rank to divide by: trainers then write any alpha, 9999999999 among them."""
+        """Both factors whole: there is no rank to divide by, and trainers write any alpha, 9999999999 among them."""
         if self.rank is not None or Role.scale in self.layer:
             return super()._scale_and_note()
         config = self.layer.rules.config

@@ -110,7 +110,8 @@ class BOFT(_OutputRotation):
         stages, _, size, _ = shape
         if shape[2] != shape[3] or 0 in shape or size % 2 or self._out % (2**(stages - 1) * size):
             raise self.layer.refuse(ShapeError, "the blocks do not form a butterfly", Role.oft_blocks,
-                                    expected="[m, blocks, b, b], b even, blocks a multiple of 2^(m - 1)", found=list(shape))
+                                    expected="[m, blocks, b, b], b even, blocks a multiple of 2^(m - 1)",
+                                    found=list(shape))
         self._check_rescale()
         return None
 

@@ -28,15 +28,16 @@ pytestmark = [
 ]
 
 #: Kinds of dense_reference that ComfyUI reads, and its spelling of the roles that differ from their names.
-KINDS = ("lora", "lora_conv", "lokr", "lokr_w2_whole", "lokr_both", "lokr_full", "loha", "glora", "glora_old", "dora",
-         "dora_columns", "dora_lokr", "oft", "boft", "diff", "diff_b", "set_weight")
+KINDS = ("lora", "lora_conv", "lokr", "lokr_w2_whole", "lokr_both", "lokr_two_ranks", "lokr_full", "loha", "glora",
+         "glora_old", "dora", "dora_columns", "dora_lokr", "oft", "boft", "diff", "diff_b", "set_weight")
 SPELLED = {"down": "lora_down.weight", "up": "lora_up.weight", "dora": "dora_scale",
            **{f"glora_{name}": f"{name}.weight" for name in ("a1", "a2", "b1", "b2")}}
 SHAPES = ((24, 40), (40, 24), (32, 32))
 
 
 def child(*arguments):
-    done = subprocess.run([sys.executable, str(CHILD), *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, str(CHILD), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ERROR" not in done.stderr, done.stderr
 
@@ -48,7 +49,8 @@ def cases():
             for alpha in (1.5, None):
                 # ComfyUI's BOFT fails without alpha, and its OFT takes 0 for "no bound", as dense_reference does.
                 for strength in (1.0,) if kind == "set_weight" else (1.0, -0.6):
-                    yield f"{kind} {shape[0]}x{shape[1]} alpha {alpha} strength {strength}", kind, shape, alpha, strength
+                    name = f"{kind} {shape[0]}x{shape[1]} alpha {alpha} strength {strength}"
+                    yield name, kind, shape, alpha, strength
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def computed(tmp_path_factory):
         # ComfyUI's rotations compute in float32 whatever they are given.
         dtype = torch.float32 if kind in ("oft", "boft") else torch.float64
         base = rng.normal(size=(out, inp))
-        sample = dense_reference.KINDS[kind](rng, out, inp, 3, alpha, lambda array: torch.from_numpy(np.asarray(array)).to(dtype))
+        sample = dense_reference.KINDS[kind](rng, out, inp, 3, alpha, lambda array: torch.tensor(array, dtype=dtype))
         samples[name] = sample, base, strength
         stored[f"{name}/base"] = torch.from_numpy(base).to(dtype)
         for role, tensor in sample.tensors.items():

@@ -78,8 +78,8 @@ def read(model):
 
 
 def metadata(config):
-    return {"lora_adapter_metadata": json.dumps({
-        f"transformer.{key}": value for key, value in config.to_dict().items() if isinstance(value, (int, float, dict))})}
+    plain = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, dict))}
+    return {"lora_adapter_metadata": json.dumps({f"transformer.{key}": value for key, value in plain.items()})}
 
 
 @pytest.mark.parametrize("spelling", [SAVED, RAW])

@@ -71,8 +71,11 @@ def lora_bias(rng, out, inp, rank, alpha, store):
     return sample
 
 
-def _lokr(rng, out, inp, rank, alpha, store, whole):
-    """W1 and W2, whole where ``whole`` says so, else as products of ``rank``; alpha / rank unless both are whole."""
+def _lokr(rng, out, inp, rank, alpha, store, whole, rank1=None):
+    """W1 and W2, whole where ``whole`` says so, else products of rank ``rank1`` and ``rank``.
+
+    The scale is alpha / rank, unless both are whole.
+    """
     (a, c), (b, d) = split(out), split(inp)
     tensors, factors = {}, []
     for which, rows, columns in ((1, a, b), (2, c, d)):
@@ -80,8 +83,9 @@ def _lokr(rng, out, inp, rank, alpha, store, whole):
             matrix = tensors[f"lokr_w{which}"] = store(rng.normal(size=(rows, columns)))
             factors.append(f64(matrix))
         else:
-            left = tensors[f"lokr_w{which}_a"] = store(rng.normal(size=(rows, rank)))
-            right = tensors[f"lokr_w{which}_b"] = store(rng.normal(size=(rank, columns)))
+            inner = rank1 if which == 1 and rank1 else rank
+            left = tensors[f"lokr_w{which}_a"] = store(rng.normal(size=(rows, inner)))
+            right = tensors[f"lokr_w{which}_b"] = store(rng.normal(size=(inner, columns)))
             factors.append(f64(left) @ f64(right))
     scale = 1.0 if alpha is None or len(whole) == 2 else alpha / rank
     return Sample(with_alpha(tensors, alpha), additive(scale * np.kron(*factors)))
@@ -97,6 +101,11 @@ def lokr_w2_whole(*arguments):
 
 def lokr_both(*arguments):
     return _lokr(*arguments, whole=set())
+
+
+def lokr_two_ranks(rng, out, inp, rank, alpha, store):
+    """Two decomposed factors of different ranks: alpha is over that of W2."""
+    return _lokr(rng, out, inp, rank, alpha, store, whole=set(), rank1=rank + 2)
 
 
 def lokr_full(rng, out, inp, rank, alpha, store):
@@ -296,7 +305,7 @@ def set_weight(rng, out, inp, rank, alpha, store):
 
 #: Kind -> function. The names are those of the formulas, not of the package's adapters.
 KINDS = {function.__name__: function for function in (
-    lora, lora_conv, lora_bias, lokr, lokr_w2_whole, lokr_both, lokr_full, loha, glora, glora_old, dora, dora_flat,
-    dora_columns, dora_trainer, dora_lokr, oft, oft_trainer, boft, peft_oft, peft_oft_shared, ia3_rows, ia3_columns,
-    peft_ia3, peft_ia3_ffn, diff, diff_b, set_weight,
+    lora, lora_conv, lora_bias, lokr, lokr_w2_whole, lokr_both, lokr_two_ranks, lokr_full, loha, glora, glora_old,
+    dora, dora_flat, dora_columns, dora_trainer, dora_lokr, oft, oft_trainer, boft, peft_oft, peft_oft_shared,
+    ia3_rows, ia3_columns, peft_ia3, peft_ia3_ffn, diff, diff_b, set_weight,
 )}

@@ -105,12 +105,12 @@ PAIRS = {
 }
 Z_ONLY = ("z-image",)
 _MODS = ("img_mod.1", "txt_mod.1", "adaLN_modulation.0")
-_LYCORIS = ("lora", "lokr", "lokr_w2_whole", "lokr_both", "lokr_full", "loha", "glora", "glora_old", "dora", "dora_columns",
-            "dora_lokr", "oft", "boft", "ia3_rows", "ia3_columns", "diff", "diff_b")
+_LYCORIS = ("lora", "lokr", "lokr_w2_whole", "lokr_both", "lokr_full", "loha", "glora", "glora_old", "dora",
+            "dora_columns", "dora_lokr", "oft", "boft", "ia3_rows", "ia3_columns", "diff", "diff_b")
 
 PRODUCERS = {
-    "musubi": Producer("lora_unet_", "a", flat=True, alpha="tensor", kinds=("lora", "lora_conv", "lokr", "lokr_full", "loha"),
-                       leaves_out=("adaLN_modulation.0",)),
+    "musubi": Producer("lora_unet_", "a", flat=True, alpha="tensor",
+                       kinds=("lora", "lora_conv", "lokr", "lokr_full", "loha"), leaves_out=("adaLN_modulation.0",)),
     "musubi other": Producer("diffusion_model.", "b", alpha="folded", kinds=("lora", "lokr", "loha")),
     "musubi comfy": Producer("lora_unet_", "a", "N", flat=True, alpha="tensor", families=Z_ONLY),
     "ai-toolkit": Producer("diffusion_model.", "b", dora="magnitude",
@@ -124,7 +124,8 @@ PRODUCERS = {
     "onetrainer original": Producer("", "b", alpha="tensor"),
     "onetrainer comfy": Producer("diffusion_model.", "b", alpha="tensor"),
     "diffusion-pipe": Producer("diffusion_model.", "b", "N", kinds=("lora", "lokr")),
-    "diffsynth": Producer("", "b default", leaves_out=("img_mlp.net.0.proj", "txt_mlp.net.0.proj", "adaLN_modulation.0")),
+    "diffsynth": Producer("", "b default",
+                          leaves_out=("img_mlp.net.0.proj", "txt_mlp.net.0.proj", "adaLN_modulation.0")),
     "diffsynth pipe": Producer("pipe.dit.", "b default"),
     "simpletuner": Producer("transformer.", "b", alpha="metadata"),
     "simpletuner comfyui": Producer("diffusion_model.", "b", alpha="tensor"),
@@ -137,13 +138,14 @@ PRODUCERS = {
     "videox-fun": Producer("lora_unet__", "a", flat=True, alpha="tensor"),
     "kohya fused": Producer("lora_unet_", "a", "N", flat=True, alpha="tensor", families=Z_ONLY),
     "anime-z": Producer("lora_unet_", "a", flat=True, alpha="tensor", families=Z_ONLY, both=True),
-    "blissful": Producer("lora_unet_", "a", flat=True, alpha="sqrt", dora="dora_layer.weight", kinds=("lora", "dora_flat"),
-                         leaves_out=("adaLN_modulation.0",)),
+    "blissful": Producer("lora_unet_", "a", flat=True, alpha="sqrt", dora="dora_layer.weight",
+                         kinds=("lora", "dora_flat"), leaves_out=("adaLN_modulation.0",)),
     "turbo training adapter": Producer("diffusion_model.", "b", families=Z_ONLY),
     "mochi style": Producer("transformer.", "c"),
     "old diffusers": Producer("transformer.", "d"),
     "older diffusers": Producer("transformer.", "e"),
-    "comfyui extract": Producer("diffusion_model.", "a", alpha="tensor", kinds=("lora", "diff", "diff_b", "set_weight")),
+    "comfyui extract": Producer("diffusion_model.", "a", alpha="tensor",
+                                kinds=("lora", "diff", "diff_b", "set_weight")),
     "lora_transformer": Producer("lora_transformer_", "a", flat=True, alpha="tensor"),
     "invokeai": Producer("model.diffusion_model.", "b"),
 }

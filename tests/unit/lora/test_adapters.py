@@ -61,7 +61,8 @@ def check_bias(delta, sample, bias, strength):
     if delta.bias is not None:
         assert_close(strength * delta.bias.double().numpy(), sample.bias(bias, strength))
     if delta.rebias is not None:
-        assert_close(delta.rebias(torch.from_numpy(bias).float(), strength).double().numpy(), sample.bias(bias, strength))
+        changed = delta.rebias(torch.from_numpy(bias).float(), strength)
+        assert_close(changed.double().numpy(), sample.bias(bias, strength))
 
 
 def build(kind, out, inp, rank=3, alpha=1.5, seed=0, dtype=torch.float32, **options):
@@ -87,9 +88,9 @@ def test_every_kind_in_any_size_rank_alpha_and_dtype(kind, out, inp, rank, alpha
     assert adapter.misfit(out, inp) is None
     if sample.change is not None:
         expected = sample.change(base, strength)
-        found = change_of(delta, base, strength)
-        # Changes of a rotation are differences of numbers of the base's size.
-        assert np.linalg.norm(found - expected) <= 1e-5 * (np.linalg.norm(expected) + abs(strength) * np.linalg.norm(base))
+        # The change of a rotation is a difference of numbers of the base's size.
+        size = np.linalg.norm(expected) + abs(strength) * np.linalg.norm(base)
+        assert np.linalg.norm(change_of(delta, base, strength) - expected) <= 1e-5 * size
     check_bias(delta, sample, base[:, 0], strength or 1.0)
 
 
@@ -103,7 +104,8 @@ def test_a_high_exact_rank_stays_structured_until_it_is_truncated(kind, exact_ra
     terms, error = lowrank.truncate(delta.dense, exact_rank)
     assert error == 0.0 and sum(term.rank for term in terms) == exact_rank
     terms, error = lowrank.truncate(delta.dense, 64)
-    assert error == pytest.approx(np.linalg.norm(lowrank.to_dense(terms).double().numpy() - dense) / np.linalg.norm(dense), rel=1e-3)
+    left_over = lowrank.to_dense(terms).double().numpy() - dense
+    assert error == pytest.approx(np.linalg.norm(left_over) / np.linalg.norm(dense), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind, rank, expected", [
@@ -171,7 +173,8 @@ def test_a_layer_of_another_size_says_what_does_not_fit(kind, wrong, said):
 
 
 @pytest.mark.parametrize("tensors, said", [
-    ({"hada_w1_a": (6, 2), "hada_w1_b": (3, 8), "hada_w2_a": (6, 2), "hada_w2_b": (2, 8)}, "ranks of hada_w1_a and hada_w1_b"),
+    ({"hada_w1_a": (6, 2), "hada_w1_b": (3, 8), "hada_w2_a": (6, 2), "hada_w2_b": (2, 8)},
+     "ranks of hada_w1_a and hada_w1_b"),
     ({"hada_w1_a": (6, 2), "hada_w1_b": (2, 8), "hada_w2_a": (6, 2), "hada_w2_b": (2, 9)}, "different sizes"),
     ({"lokr_w1": (2, 2), "lokr_w2_a": (3, 2), "lokr_w2_b": (3, 4)}, "ranks of lokr_w2_a and lokr_w2_b"),
     ({"lokr_w1": (2, 2, 3, 3), "lokr_w2": (3, 4)}, "not a matrix"),

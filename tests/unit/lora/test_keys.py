@@ -47,7 +47,8 @@ WRITTEN = {
     "anime-z": rf"lora_unet_{F}\.(?:lora_(?:down|up)\.weight|alpha)",
     "blissful": rf"lora_unet_{F}\.(?:lora_(?:down|up)\.weight|alpha|dora_layer\.weight)|use_(?:rslora|dora)_flag",
     "musubi other": rf"diffusion_model\.{D}\.(?:lora_[AB]\.weight|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]|alpha)",
-    "ai-toolkit": rf"diffusion_model\.{D}\.(?:lora_[AB]\.(?:weight|bias)|magnitude|diff|diff_b|lokr_w[12](?:_[ab])?|alpha)",
+    "ai-toolkit": rf"diffusion_model\.{D}\.(?:lora_[AB]\.(?:weight|bias)|magnitude|diff|diff_b|lokr_w[12](?:_[ab])?"
+                  r"|alpha)",
     "onetrainer legacy": rf"transformer\.{D}\.(?:lora_(?:down|up)\.weight|alpha|dora_scale|hada_w[12]_[ab]"
                          r"|lokr_w[12](?:_[ab])?|oft_R\.weight)",
     "onetrainer diffusers": rf"transformer\.{D}\.(?:lora_[AB]\.weight|lora_magnitude_vector\.weight)",
@@ -56,8 +57,8 @@ WRITTEN = {
     "diffsynth pipe": rf"pipe\.dit\.{D}\.lora_[AB]\.default\.weight",
     "simpletuner": rf"transformer\.{D}\.lora_[AB]\.weight",
     "simpletuner comfyui": rf"diffusion_model\.{D}\.(?:lora_[AB]\.weight|alpha)",
-    "simpletuner lycoris": rf"lycoris_{F}\.(?:lora_(?:down|up)\.weight|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]|alpha|dora_scale"
-                           r"|diff(?:_b)?|oft_blocks|rescale|[ab][12]\.weight|weight|on_input)",
+    "simpletuner lycoris": rf"lycoris_{F}\.(?:lora_(?:down|up)\.weight|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]|alpha"
+                           r"|dora_scale|diff(?:_b)?|oft_blocks|rescale|[ab][12]\.weight|weight|on_input)",
     "lightning": rf"{D}\.(?:lora_(?:down|up)\.weight|alpha)",
     "videox-fun": rf"lora_unet__{F}\.(?:lora_(?:down|up)\.weight|alpha)",
 }
@@ -105,13 +106,15 @@ def test_no_two_layers_share_a_spelling_within_or_between_families():
 ROLES = {
     "lora_up.weight": "up", "lora_mid.weight": "mid", "lora_B": "up", "lora_A": "down", "lora.down.weight": "down",
     "lora_linear_layer.up.weight": "up", "lora_B.bias": "up_bias", "lora_B.default.bias": "up_bias", "alpha": "alpha",
-    "lora_alpha.default": "alpha", "scale": "scale", "dora_scale": "dora", "magnitude": "dora", "dora_layer.weight": "dora",
+    "lora_alpha.default": "alpha", "scale": "scale", "dora_scale": "dora", "magnitude": "dora",
+    "dora_layer.weight": "dora",
     "lora_magnitude_vector": "dora", "lora_magnitude_vector.default": "dora",
     "lora_magnitude_vector.default.weight": "dora", "lokr_w1": "lokr_w1", "lokr_w1_a": "lokr_w1_a",
     "lokr_w2_b.default": "lokr_w2_b", "lokr_t2": "lokr_t2", "hada_w2_a": "hada_w2_a", "hada_w1_b.default": "hada_w1_b",
     "hada_t1": "hada_t1", "a1.weight": "glora_a1", "b2.weight": "glora_b2", "bm.weight": "glora_bm",
     "oft_blocks": "oft_blocks", "oft_diag": "oft_diag", "rescale": "rescale", "oft_R.weight": "oft_r",
-    "oft_R.default.weight": "oft_r", "oft_R.scaled_oft": "oft_scaled", "on_input": "ia3_on_input", "weight": "ia3_weight",
+    "oft_R.default.weight": "oft_r", "oft_R.scaled_oft": "oft_scaled", "on_input": "ia3_on_input",
+    "weight": "ia3_weight", "lambda_layer": "tlora", "p_layer.weight": "tlora_p",
     "ia3_l": "ia3_l", "ia3_l.default": "ia3_l", "diff": "diff", "diff_b": "diff_b", "set_weight": "set_weight",
     "w_norm": "w_norm", "b_norm": "b_norm", "reshape_weight": "reshape_weight",
 }
@@ -126,8 +129,9 @@ def test_every_ending_has_its_role(ending, stem):
 
 @pytest.mark.parametrize("key", [
     "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_up.weight", "lora_te1_text_model_encoder_layers_0_mlp_fc1.alpha",
-    "text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight", "text_encoder_2.encoder.block.0.lora_A.weight",
-    "base_model.model.text_encoder.layers.0.lora_A.weight", "text_encoders.qwen25_7b.transformer.model.layers.0.lora_B.weight",
+    "text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight",
+    "text_encoder_2.encoder.block.0.lora_A.weight", "base_model.model.text_encoder.layers.0.lora_A.weight",
+    "text_encoders.qwen25_7b.transformer.model.layers.0.lora_B.weight",
 ])
 def test_text_encoder_keys_are_left_to_the_caller(key):
     resolved = resolve(key)
@@ -149,8 +153,9 @@ def test_unknown_key_of_another_model_says_which_model():
 
 
 @pytest.mark.parametrize("key", [
-    "transformer_blocks.00.attn.to_q.alpha", "transformer_blocks.-1.attn.to_q.alpha", "transformer_blocks_0.attn.to_q.alpha",
-    "transformer_blocks.0_attn_to_q.alpha", "layers.0.attention_to_q.alpha", "layers.0.attention.to_q", "alpha", ".alpha", "",
+    "transformer_blocks.00.attn.to_q.alpha", "transformer_blocks.-1.attn.to_q.alpha",
+    "transformer_blocks_0.attn.to_q.alpha", "transformer_blocks.0_attn_to_q.alpha", "layers.0.attention_to_q.alpha",
+    "layers.0.attention.to_q", "alpha", ".alpha", "",
     "context_refiner.0.adaLN_modulation.0.alpha", "blocks.0.attn.to_q.lora_A.weight",
 ])
 def test_names_that_only_resemble_a_layer_do_not_resolve(key):

@@ -61,16 +61,24 @@ GOOD = save(pair())
     (b'{"error":"Unauthorized"}', "server's error message"),
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", "Git LFS"),
     (b"GGUF" + b"\0" * 100, "GGUF"),
-    (assemble({}, raw="[1, 2]"), "not a JSON object"),
+    (assemble({}, raw="[1, 2]"), "not a safetensors file"),
     (assemble({}, raw='{"a": '), "not the JSON"),
     (assemble({}, raw='{"a": NaN}'), "not the JSON"),
-    (assemble({}, raw="[" * 100_000), "not the JSON"),
-    (struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc", "not the JSON"),
+    (assemble({}, raw='{"a": ' + "[" * 100_000), "not the JSON"),
+    (struct.pack("<Q", 4) + b"{\xff\xfe\xfd", "not the JSON"),
     (assemble({}), "no tensors"),
     (GOOD + b"\0", "behind the last tensor"),
 ])
 def test_what_is_no_safetensors_file_is_refused_with_what_it_is(tmp_path, content, said):
     assert said in str(refusal(tmp_path, content))
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580, 0x8B1F, 0x0A3C, 0x227B])
+def test_a_header_whose_length_looks_like_another_format_is_read(tmp_path, length):
+    text = json.dumps({KEY: entry(), KEY.replace("_A", "_B"): entry(offsets=(4, 8))}).encode()
+    path = tmp_path / "good.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + text.ljust(length) + bytes(8))
+    assert len(header.read(path).entries) == 2
 
 
 @pytest.mark.parametrize("table, data, said", [
@@ -118,7 +126,8 @@ def test_truncated_data_is_refused_wherever_it_ends(tmp_path):
 
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path):
-    for path, said in ((tmp_path, "folder"), (tmp_path / "none.safetensors", "No such file")):
+    for path, said in ((tmp_path, "folder"), (tmp_path / "none.safetensors", "No such file"),
+                       (tmp_path / "a\0b.safetensors", "cannot be read"), ("/dev/null", "no regular file")):
         with pytest.raises(FileError, match=said):
             open_lora(path)
 
@@ -185,8 +194,9 @@ def test_not_finite_alpha_of_a_lora_is_refused(ending, value):
 
 
 def test_integer_factors_and_a_vector_as_alpha_are_refused():
-    with pytest.raises(FileError, match="not floating point"):
-        open_lora({key: tensor.to(torch.int8) for key, tensor in pair().items()})
+    for dtype in (torch.int8, torch.bool, torch.complex64):
+        with pytest.raises(FileError, match="not floating point"):
+            open_lora({key: tensor.to(dtype) for key, tensor in pair().items()})
     adapter = next(iter(open_lora({**pair(), f"{STEM}.alpha": torch.ones(2)}).layers.values()))
     with pytest.raises(ShapeError, match="single number"):
         adapter.delta()
