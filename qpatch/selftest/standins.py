@@ -127,6 +127,76 @@ else:
                       "untouched": all(linear.weight is None for linear in plain.values())}))
 '''
 
+#: A LoRA for parts of two fused layers, composed into a model of stand-in layers. The packed factors are
+#: read back by the kernel's index formula, element by element, and multiplied out in float64.
+LORA = '''\
+import json, os, sys
+
+home = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(home, "ComfyUI"), os.path.join(home, "site")]
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from nunchaku.models.linear import SVDQW4A4Linear
+from qpatch import lora
+
+
+def unpacked(factor, down):
+    channels, rank = factor.shape
+    i = torch.arange(channels * rank)
+    fragment, inside = i // 256, i % 256
+    n, k = inside // 4 % 2 * 8 + inside // 32, inside // 2 % 2 * 8 + inside // 8 % 4 * 2 + inside % 2
+    of_channels, of_ranks = fragment // (rank // 16) * 16, fragment % (rank // 16) * 16
+    plain = torch.zeros((rank, channels) if down else (channels, rank), dtype=torch.float64)
+    rows, columns = (of_ranks, of_channels) if down else (of_channels, of_ranks)
+    plain[rows + n, columns + k] = factor.reshape(-1).double()
+    return plain
+
+
+def product(layer):
+    return unpacked(layer.proj_up.detach(), False) @ unpacked(layer.proj_down.detach(), True)
+
+
+torch.manual_seed(0)
+block, model = nn.Module(), nn.Module()
+block.attention, block.feed_forward = nn.Module(), nn.Module()
+block.attention.qkv = SVDQW4A4Linear(128, 384, rank=16, bias=False)
+block.feed_forward.w13 = SVDQW4A4Linear(128, 512, rank=16, bias=False)
+model.layers = nn.ModuleList([block])
+layers = {"qkv": block.attention.qkv, "w13": block.feed_forward.w13}
+for layer in layers.values():
+    layer.proj_down.normal_(), layer.proj_up.normal_()
+
+# Part of a layer in the file: where its rows stand in the fused one (w3 before w1), its rank and its alpha.
+PARTS = {"attention.to_q": ("qkv", 0, 128, 8, 4.0), "attention.to_v": ("qkv", 256, 128, 20, 20.0),
+         "feed_forward.w1": ("w13", 256, 256, 4, 8.0), "feed_forward.w3": ("w13", 0, 256, 16, 1.0)}
+wanted = {name: torch.zeros(layer.out_features, 128, dtype=torch.float64) for name, layer in layers.items()}
+tensors = {}
+for part, (name, row, rows, rank, alpha) in PARTS.items():
+    down, up, key = torch.randn(rank, 128), torch.randn(rows, rank), "diffusion_model.layers.0." + part
+    tensors.update({key + ".lora_down.weight": down, key + ".lora_up.weight": up, key + ".alpha": torch.tensor(alpha)})
+    wanted[name][row:row + rows] = alpha / rank * up.double() @ down.double()
+file = os.path.join(home, "lora.safetensors")
+save_file(tensors, file)
+
+before = {name: (layer.proj_down, layer.proj_up, product(layer)) for name, layer in layers.items()}
+
+
+def error(strength):
+    return max(float((product(layer) - before[name][2] - strength * wanted[name]).norm()
+                     / (strength * wanted[name]).norm()) for name, layer in layers.items())
+
+
+lora.compose(model, [(file, 0.5)], log=False)
+errors = [error(0.5)]
+lora.set_strengths(model, [1.25])
+errors.append(error(1.25))
+lora.reset(model)
+same = all(layer.proj_down is before[name][0] and layer.proj_up is before[name][1]
+           and torch.equal(product(layer), before[name][2]) for name, layer in layers.items())
+print(json.dumps({"errors": errors, "restored": same}))
+'''
+
 #: Path below the temporary folder -> text.
 FILES = {
     "ComfyUI/comfy/__init__.py": "",
@@ -139,4 +209,5 @@ FILES = {
     "site/nunchaku/models/__init__.py": "",
     "site/nunchaku/models/linear.py": LINEAR,
     "main.py": MAIN,
+    "lora.py": LORA,
 }

@@ -39,7 +39,9 @@ def all_trials(context):
         elif packages.folder("torch", context) is None:
             yield Proof("loading", NOT_TRIED, "torch is not installed for this Python, and the hooks mend its modules")
         else:
-            yield from _loading(folder)
+            program = children.write_standins(folder)
+            yield from _loading(folder, program)
+            yield _lora(folder, program.with_name("lora.py"), context)
 
 
 def _startup(folder: Path):
@@ -59,9 +61,8 @@ def _startup(folder: Path):
                 "QPATCH=0 leaves the same module as it is" if not off["live"] else "QPATCH=0 does not turn it off")
 
 
-def _loading(folder: Path):
+def _loading(folder: Path, program: Path):
     """A node pack that exchanges lazy Linears, loaded as ComfyUI loads it: without qpatch, then with it."""
-    program = children.write_standins(folder)
     error = children.run(program, cwd=folder, QPATCH="0").get("error", "no error")
     expected = "AttributeError: 'NoneType' object has no attribute 'dtype'"
     yield Proof("the fault", PROVED if error == expected else FAILED,
@@ -74,6 +75,22 @@ def _loading(folder: Path):
     yield _layers("zimage-fuse", seen, "w13")
     yield Proof("sources", PROVED if seen["untouched"] else FAILED,
                 "the Linears they were made of " + ("are as they were" if seen["untouched"] else "were changed"))
+
+
+#: Relative error that two bfloat16 factors may leave: each is off by at most 2**-9, half of that in the mean.
+ROUNDING = 0.005
+
+
+def _lora(folder: Path, program: Path, context) -> Proof:
+    """A LoRA in packed factors: what it changes, at two strengths, and that nothing of it stays."""
+    if packages.folder("safetensors", context) is None:
+        return Proof("LoRA", NOT_TRIED, "safetensors is not installed for this Python")
+    seen = children.run(program, cwd=folder)
+    worst = max(seen["errors"])
+    good = worst < ROUNDING and seen["restored"]
+    return Proof("LoRA", PROVED if good else FAILED,
+                 f"composed into fused quantized layers, at two strengths, it is off by {worst:.2%} of its effect; "
+                 + ("taken out, the old factors stand again" if seen["restored"] else "taken out, something is left"))
 
 
 def _layers(hook: str, seen: dict, *names: str) -> Proof:

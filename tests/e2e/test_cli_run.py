@@ -57,7 +57,7 @@ def test_the_selftest_proves_the_crash_and_its_mend(installed_with_torch):
     code, outcomes, report = selftest(installed_with_torch)
     assert (code, report["all_proved"]) == (0, True)
     assert set(outcomes.values()) == {"proved"}
-    claims = {"start-up", "import hook", "off switch", "the fault", "lazy-linear", "zimage-fuse", "sources"}
+    claims = {"start-up", "import hook", "off switch", "the fault", "lazy-linear", "zimage-fuse", "sources", "LoRA"}
     assert claims <= set(outcomes)
 
 
