@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .errors import PlanError
-from .modules.offload import changes_in_buffers
+from .modules.offload import changes_in_buffers, followers
 from .placement import locate
 from .report import Report
 from .state import RECORD, Composition, Loaded, State, holding
@@ -36,16 +36,17 @@ def swap(root: nn.Module, state: State, new: Composition | None) -> None:
     old = list(state.installed.changes) if state.installed else []
     old += [change for change in changes_in_buffers(root) if change not in old]
     settle = [change.move_originals() for change in old]
+    fresh = [*new.changes, *followers(root, new.changes)] if new else []
     state.torn = True
     try:
         for change, move in zip(reversed(old), reversed(settle)):
             change.remove()
             move()
-        for change in new.changes if new else ():
+        for change in fresh:
             change.install()
         state.installed, state.torn = new, False
     except BaseException:
-        for change in reversed(new.changes if new else ()):
+        for change in reversed(fresh):
             change.remove()
         for change in old:
             change.install()

@@ -17,7 +17,7 @@ from .composition import entry, number, rescale, swap
 from .coverage import Coverage
 from .errors import LoraError, PlanError, UnsupportedAdapter
 from .modules import Change, Draft, Part, Site
-from .modules.offload import Alignment
+from .modules.offload import align, aligned
 from .placement import LeaveOut, Places, locate
 from .progress import Progress, track
 from .report import Report
@@ -69,13 +69,13 @@ class Plan:
         """All new objects, none of them in place yet."""
         strengths = [lora.strength for lora in self.loras]
         drafts = self._drafts(strengths)
-        alignment = Alignment(self.root, drafts, strengths, self.max_rank)
+        ranks = align(self.root, drafts, strengths, self.max_rank)
         changes: dict[str, Change] = {}
         for path, draft in track(drafts.items(), len(drafts), "composing LoRAs", self.progress):
-            changes[path] = draft.build(alignment.ranks.get(path))
+            changes[path] = draft.build(ranks.get(path))
         self._report(drafts)
-        every = [*changes.values(), *alignment.follow(changes)]
-        return Composition(self.loras, every, self.report, [one.report for one in self.coverages], self.asked)
+        reports = [coverage.report for coverage in self.coverages]
+        return Composition(self.loras, list(changes.values()), self.report, reports, self.asked)
 
     def _drafts(self, strengths) -> dict[str, Draft]:
         drafts: dict[str, Draft] = {}
@@ -174,11 +174,13 @@ def compose(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max
 
 def _again(root, state, asked, strengths) -> Report | None:
     """Use what is worked out already, if it is for the very same files; None if it is not."""
-    installed, aside = state.installed, state.aside
-    if installed is not None and installed.is_of(asked) and installed.stands():
-        ready, back = installed, installed
-    elif aside is not None and aside.is_of(asked) and aside.bring():
-        ready, back = aside, installed
+    installed, aside = (one if one is not None and one.is_of(asked) and aligned(root, one.changes) else None
+                        for one in (state.installed, state.aside))
+    back = state.installed
+    if installed is not None and installed.stands():
+        ready = installed
+    elif aside is not None and aside.bring():
+        ready = aside
         swap(root, state, ready)
     else:
         return None

@@ -22,33 +22,60 @@ def managers(root: nn.Module) -> list:
     return [value for value in root.__dict__.values() if hasattr(value, "buffer_blocks") and hasattr(value, "blocks")]
 
 
-class Alignment:
-    """One rank for the low-rank branches of the same layer in all blocks of a manager.
+def align(root: nn.Module, drafts: dict[str, Draft], strengths: Sequence[float], max_rank: int) -> dict[str, int]:
+    """One rank for the low-rank branch of the same layer in all blocks of a manager: path -> ranks to append.
 
-    ``drafts``: path of the module -> draft of its change; drafts for modules that only need padding are added.
-    ``ranks``: path -> appended ranks, for the modules concerned.
+    To ``drafts``, by path, those of modules are added that need nothing but the padding.
     """
+    ranks = {}
+    for manager in managers(root):
+        prefixes = _paths(root, manager.blocks)
+        for inside, rank in _needed(prefixes, drafts).items():
+            for prefix, block in zip(prefixes, manager.blocks):
+                path = f"{prefix}.{inside}"
+                if path not in drafts:
+                    drafts[path] = recognise(path, block.get_submodule(inside)).draft([], strengths, max_rank)
+                ranks[path] = rank
+    return ranks
 
-    def __init__(self, root: nn.Module, drafts: dict[str, Draft], strengths: Sequence[float], max_rank: int):
-        self.ranks: dict[str, int] = {}
-        self._positions: list[tuple[object, dict[str, str]]] = []
-        for manager in managers(root):
-            prefixes = _paths(root, manager.blocks)
-            needed = _needed(prefixes, drafts)
-            for inside, rank in needed.items():
-                for prefix, block in zip(prefixes, manager.blocks):
-                    path = f"{prefix}.{inside}"
-                    if path not in drafts:
-                        drafts[path] = recognise(path, block.get_submodule(inside)).draft([], strengths, max_rank)
-                    self.ranks[path] = rank
-            self._positions.append((manager, {inside: f"{prefixes[0]}.{inside}" for inside in needed}))
 
-    def follow(self, changes: dict[str, Change]) -> Iterator[Change]:
-        """For the buffer blocks, what the changes of block 0 do to shapes, attributes and hooks."""
-        for manager, positions in self._positions:
-            for buffer in manager.buffer_blocks:
-                for inside, path in positions.items():
-                    yield _follow(buffer.get_submodule(inside), changes[path])
+def followers(root: nn.Module, changes: Sequence[Change]) -> list[Change]:
+    """For the buffer blocks that ``root`` has now: what ``changes`` of block 0 do to shapes, attributes and hooks.
+
+    They belong to the buffers, which come and go with offloading, and not to a composition.
+    """
+    found = []
+    for manager in managers(root):
+        names = {id(module): inside for inside, module in manager.blocks[0].named_modules()}
+        for change in changes:
+            if id(change.owner) in names and _grows(change):
+                found += [_follow(buffer.get_submodule(names[id(change.owner)]), change) for buffer in manager.buffer_blocks]
+    return found
+
+
+def aligned(root: nn.Module, changes: Sequence[Change]) -> bool:
+    """Whether ``changes`` give the same layer of all offloaded blocks the same shapes: worked out for this offloading."""
+    growing = {id(change.owner): [getattr(value, "shape", None) for value in change.values.values()]
+               for change in changes if _grows(change)}
+    for manager in managers(root):
+        for inside, module in manager.blocks[0].named_modules():
+            shapes = [growing.get(id(block.get_submodule(inside))) for block in manager.blocks]
+            if any(one != shapes[0] for one in shapes):
+                return False
+    return True
+
+
+def _grows(change: Change) -> bool:
+    """Whether a change alters shapes, or adds something to its module."""
+    return any(getattr(value, "shape", None) != _bare_shape(change.owner, name) for name, value in change.values.items())
+
+
+def _bare_shape(module: nn.Module, name: str):
+    """Shape of what stands under ``name`` without any LoRA, or None."""
+    standing = current(module, name)
+    for change in module.__dict__.get(MARK, ()):
+        standing = change.originals.get(name, standing)
+    return getattr(standing, "shape", None)
 
 
 def _paths(root: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
@@ -73,7 +100,7 @@ def _follow(module: nn.Module, change: Change) -> Change:
     for name, value in change.values.items():
         if not isinstance(value, torch.Tensor):
             values[name] = value
-        elif getattr(current(module, name), "shape", None) != value.shape:
+        elif _bare_shape(module, name) != value.shape:
             # The contents do not matter: the manager copies a block in before each use.
             empty = torch.zeros(value.shape, dtype=value.dtype, device=device)
             values[name] = nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty

@@ -6,8 +6,10 @@ copied one by one); where QPATCH_TEST_NUNCHAKU is set, the real one, its CUDA st
 
 import contextlib
 import copy
+import gc
 import os
 import types
+import weakref
 
 import producers
 import pytest
@@ -171,3 +173,30 @@ def test_offloading_that_is_switched_off_leaves_a_right_model(model, manager):
     model.offload_manager = None
     lora.reset(model)
     assert same(bits(model), bare) and traces(model) == []
+
+
+@pytest.mark.parametrize("blocks", [[0, 1, 2], [1]])
+def test_what_was_worked_out_without_offloading_is_not_put_back_where_it_does_not_fit(model, manager, blocks):
+    opened = lora.open_lora(file(blocks, rank=20))
+    lora.compose(model, [(opened, 1.0)])
+    lora.set_aside(model)
+    model.offload_manager = manager(model.transformer_blocks)
+    # Put back as it is where all blocks have the same ranks, else worked out anew.
+    assert lora.compose(model, [(opened, 1.0)]).computed == (blocks == [1])
+    check(model, model.offload_manager)
+    lora.set_aside(model)
+    check(model, model.offload_manager)
+    model.offload_manager = manager(model.transformer_blocks)
+    assert not lora.compose(model, [(opened, 0.5)]).computed
+    check(model, model.offload_manager)
+    lora.reset(model)
+    check(model, model.offload_manager)
+
+
+def test_a_composition_does_not_keep_buffers_alive_that_offloading_gave_up(model):
+    model.offload_manager = StandIn(model.transformer_blocks)
+    lora.compose(model, [(file([0, 1, 2]), 1.0)])
+    buffer = weakref.ref(model.offload_manager.buffer_blocks[0].attn.to_qkv)
+    model.offload_manager = None
+    gc.collect()
+    assert buffer() is None
