@@ -89,7 +89,7 @@ def squeeze(branch: Branch, site: Site, strengths: Sequence[float], room: int) -
     placed, fixed, errors = [], set(branch.fixed), {}
     for count, (rows, group) in enumerate(sorted(groups.items(), key=lambda item: _ranks(item[1]))):
         share = room // (len(groups) - count) // SIDE * SIDE
-        if not share:
+        if share < SIDE:
             raise PlanError("the low-rank branch has no rank left for a LoRA", key=site.path, found=f"{room} ranks free")
         if _ranks(group) <= share:
             placed += group
