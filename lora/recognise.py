@@ -20,43 +20,37 @@ def recognise(name: str, keys: list[str], wanted: Family | None) -> Resolver | N
     """
     if not keys:
         raise FileError("the file holds no tensors", file=name)
-    resolvers = {family.name: Resolver(family) for family in FAMILIES.values()}
-    known, strange, texts = _count(resolvers.values(), keys)
-    if texts == len(keys):
+    matches = [_Match(family, keys) for family in ([wanted] if wanted else FAMILIES.values())]
+    best = max(matches, key=lambda match: match.known)
+    if best.texts == len(keys):
         return None
-    best = max(FAMILIES.values(), key=lambda family: known[family.name])
-    if wanted is not None and known[wanted.name]:
-        best = wanted
     # FLUX names its attention layers as Qwen-Image does, and they have the same size.
-    others = Counter(filter(None, map(foreign.recognise, strange[:_LOOKED_AT])))
-    if others and not _marked(best, keys):
+    others = Counter(filter(None, map(foreign.recognise, best.strange[:_LOOKED_AT])))
+    if others and not (best.known and best.marked(keys)):
         raise _mismatch(name, others.most_common(1)[0][0], wanted)
-    if not known[best.name]:
-        raise UnknownFamily(_nothing_known(keys), file=name, found=", ".join(keys[:_SAMPLES]))
-    if wanted not in (None, best):
-        raise _mismatch(name, best.title, wanted)
-    return resolvers[best.name]
+    if not best.known:
+        raise _nothing_known(name, keys, wanted)
+    return best.resolver
 
 
-def _count(resolvers, keys) -> tuple[Counter, list[str], int]:
-    """How many keys each family knows, the module names that none knows, and the number of text encoders' keys."""
-    known, strange, texts = Counter(), [], 0
-    for key in keys:
-        for resolver in resolvers:
-            resolved = resolver(key)
-            if resolved.unknown is None:
-                break
-        if resolved.skipped is not None:
-            texts += 1
-        elif resolved.unknown is None:
-            known[resolver.family.name] += 1
-        else:
-            strange.append(resolved.stem or key)
-    return known, strange, texts
+class _Match:
+    """How well ``keys`` fit a family: ``known`` keys, ``texts`` of text encoders, ``strange`` module names."""
 
+    def __init__(self, family: Family, keys: list[str]):
+        self.resolver = Resolver(family)
+        self.known = self.texts = 0
+        self.strange: list[str] = []
+        for resolved in map(self.resolver, keys):
+            if resolved.skipped is not None:
+                self.texts += 1
+            elif resolved.unknown is None:
+                self.known += 1
+            else:
+                self.strange.append(resolved.stem or resolved.key)
 
-def _marked(family: Family, keys) -> bool:
-    return any(map(family.marks.search, keys))
+    def marked(self, keys) -> bool:
+        """Whether any key names what only this family has."""
+        return any(map(self.resolver.family.marks.search, keys))
 
 
 def _mismatch(name, found: str, wanted: Family | None) -> UnknownFamily:
@@ -66,7 +60,12 @@ def _mismatch(name, found: str, wanted: Family | None) -> UnknownFamily:
     return UnknownFamily("the LoRA is made for another model", file=name, expected=wanted.title, found=found)
 
 
-def _nothing_known(keys) -> str:
-    if not any(split_suffix(key) and not key.endswith(".weight") or "lora" in key for key in keys):
-        return "this is not a LoRA: no key ends like an adapter's (a whole model or text encoder?)"
-    return f"none of its {len(keys)} keys names a layer of {' or '.join(family.title for family in FAMILIES.values())}"
+def _nothing_known(name, keys, wanted: Family | None) -> UnknownFamily:
+    for family in FAMILIES.values():
+        if family is not wanted and _Match(family, keys[:_LOOKED_AT]).known:
+            return _mismatch(name, family.title, wanted)
+    titles = " or ".join(family.title for family in ([wanted] if wanted else FAMILIES.values()))
+    problem = f"none of its {len(keys)} keys names a layer of {titles}"
+    if not any("lora" in key or (split_suffix(key) and not key.endswith(".weight")) for key in keys):
+        problem = "this is not a LoRA: no key ends like an adapter's (a whole model or text encoder?)"
+    return UnknownFamily(problem, file=name, found=", ".join(keys[:_SAMPLES]))

@@ -18,18 +18,27 @@ CONVENTIONS = ("comfyui", "trainer")
 class AdapterConfig:
     """A PEFT configuration that diffusers and SimpleTuner put into a file's metadata."""
 
-    rank: int | None = None
+    rank: float | None = None
     alpha: float | None = None
     rank_pattern: Mapping[str, float] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     rslora: bool = False
 
+    def rank_of(self, stem: str) -> float | None:
+        """Rank of the module ``stem``."""
+        return _of_module(stem, self.rank_pattern, self.rank)
+
     def alpha_of(self, stem: str) -> float | None:
-        """Alpha of the module ``stem``: PEFT matches a pattern as the end of a module's name, or as a regex."""
-        for pattern, value in self.alpha_pattern.items():
-            if stem == pattern or stem.endswith("." + pattern) or _matches(pattern, stem):
-                return float(value)
-        return self.alpha
+        """Alpha of the module ``stem``."""
+        return _of_module(stem, self.alpha_pattern, self.alpha)
+
+
+def _of_module(stem, patterns, default):
+    """The value of the first pattern that fits: PEFT takes it for the end of the module's name, or a regex of it."""
+    for pattern, value in patterns.items():
+        if stem == pattern or stem.endswith("." + pattern) or _matches(pattern, stem):
+            return float(value)
+    return default
 
 
 def _matches(pattern, stem):
@@ -86,7 +95,7 @@ class Rules:
         if self.convention not in CONVENTIONS:
             raise ValueError(f"convention is one of {CONVENTIONS}, not {self.convention!r}")
 
-    def scale(self, rank: int, alpha: float | None, stem: str) -> tuple[float, str]:
+    def scale(self, rank: float, alpha: float | None, stem: str) -> tuple[float, str]:
         """(factor of ``up @ down``, the rule in words) for a module of ``rank`` whose file says ``alpha``."""
         rslora, origin = self.rslora, "alpha"
         if alpha is None and self.config is not None:
@@ -94,5 +103,5 @@ class Rules:
         if alpha is None:
             return 1.0, "no alpha: scale 1"
         if rslora:
-            return alpha / math.sqrt(rank), f"{origin} {alpha:g} / sqrt(rank {rank})"
-        return alpha / rank, f"{origin} {alpha:g} / rank {rank}"
+            return alpha / math.sqrt(rank), f"{origin} {alpha:g} / sqrt(rank {rank:g})"
+        return alpha / rank, f"{origin} {alpha:g} / rank {rank:g}"

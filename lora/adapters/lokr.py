@@ -53,8 +53,9 @@ class LoKr(Adapter):
         """Both factors whole: there is no rank to divide by, and trainers write any alpha, 9999999999 among them."""
         if self.rank is not None or Role.scale in self.layer:
             return super()._scale_and_note()
-        config = self.layer.rules.config
-        if config is not None and config.rank:
+        rules, stem = self.layer.rules, self.layer.stem
+        rank = rules.config and rules.config.rank_of(stem)
+        if rank:
             # PEFT divides by its configured rank even where both factors are whole.
-            return self.layer.rules.scale(config.rank, None, self.layer.stem)
+            return rules.scale(rank, None, stem)
         return 1.0, "both factors whole: scale 1, alpha has no meaning"

@@ -60,7 +60,7 @@ class Family:
     ``dims``     extents of the published model, referred to by the modules.
     ``blocks``   its block lists.
     ``singles``  modules outside of blocks.
-    ``marks``    regex on a module name: what only this family has.
+    ``marks``    regex on a key: what only this family has, among those that share names with it.
     """
 
     name: str

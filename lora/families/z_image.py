@@ -44,5 +44,6 @@ Z_IMAGE = Family(
         Module("t_embedder.mlp.0", "time_hidden", "time"),
         Module("t_embedder.mlp.2", "condition", "time_hidden"),
     ),
-    marks=re.compile(r"(layers|noise_refiner|context_refiner)[._]\d+[._](attention|feed_forward|adaLN_modulation)[._]"),
+    # Lumina 2, which it grew out of, has the same blocks, but its modulation is number 1.
+    marks=re.compile(r"(layers|refiner)[._]\d+[._](attention[._]to_|adaLN_modulation[._]0)|all_(x_embedder|final_layer)"),
 )

@@ -1,6 +1,7 @@
 """Opening files: what becomes a layer, with which scale, and what is left out and why."""
 
 import json
+import re
 
 import numpy as np
 import producers
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from qpatch.lora import families
 from qpatch.lora.errors import FileError, UnknownFamily, UnsupportedAdapter
 from qpatch.lora.files import open_lora
 from qpatch.lora.keys import Target
@@ -197,6 +199,13 @@ def test_a_lora_of_another_model_is_refused_by_name(stem, what):
         assert what in caught.value.found
 
 
+def test_a_lumina_file_with_layers_that_z_image_has_too_is_still_lumina():
+    tensors = {**pair("layers.0.attention.qkv"), **pair("layers.0.adaLN_modulation.1")}
+    for model in (None, "z-image"):
+        with pytest.raises(UnknownFamily, match="Lumina 2"):
+            open_lora(tensors, family=model)
+
+
 def test_a_flux_file_with_layers_that_qwen_has_too_is_still_flux():
     tensors = {**pair(Q), **pair("transformer.single_transformer_blocks.0.attn.to_q")}
     for model in (None, "qwen-image", "z-image"):
@@ -211,6 +220,20 @@ def test_a_file_of_the_other_family_is_refused_with_both_names(made_for, model):
     with pytest.raises(UnknownFamily) as caught:
         open_lora(tensors, family=model)
     assert {caught.value.expected, caught.value.found} == {"Qwen-Image", "Z-Image"}
+
+
+def test_a_new_family_is_a_table_and_an_entry_in_the_list(monkeypatch):
+    block = families.Block("blox", 2, (families.Module("mix.all", "wide", "narrow", parts=(
+        ("left", ("mix.l",)), ("right", ("mix.r", "mix.right_side")))),))
+    made_up = families.Family("made-up", "Made Up", {"wide": 12, "narrow": 5}, (block,), (), re.compile("blox"))
+    tensors = {**pair("lora_unet_blox_1_mix_right_side"), **pair("transformer.blox.0.mix.l")}
+    file = open_lora(tensors, family=made_up)
+    assert [str(target) for target in file.layers] == ["blox.1.mix.all[right]", "blox.0.mix.all[left]"]
+    assert made_up.shape("blox.0.mix.all", "left") == (6, 5) and len(list(made_up.targets())) == 4
+    with pytest.raises(UnknownFamily):
+        open_lora(tensors)
+    monkeypatch.setitem(families.FAMILIES, "made-up", made_up)
+    assert open_lora(tensors).family is made_up and open_lora(pair()).family.name == "qwen-image"
 
 
 def test_an_unknown_family_name_is_a_value_error():
