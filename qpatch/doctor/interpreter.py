@@ -1,7 +1,5 @@
 """Which Python this is: the first thing to know, because a machine often has several."""
 
-import sys
-
 from .. import places
 from . import packages
 from .verdict import Verdict, note, ok, warn
@@ -42,9 +40,3 @@ def switches(context) -> Verdict:
     if named:
         return note("set in the environment: " + ", ".join(named))
     return ok("no QPATCH variable is set: every hook is as it comes")
-
-
-def implementation(context) -> Verdict:
-    """Whether this is the CPython that qpatch is tested on."""
-    name = sys.implementation.name
-    return ok("CPython") if name == "cpython" else note(f"{name}: qpatch is tested on CPython only")
