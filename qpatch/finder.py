@@ -22,7 +22,7 @@ TARGETS = {
     "model": ("comfy.ldm.qwen_image.model",),
     "model_detection": ("comfy.model_detection",),
     "model_patcher": ("comfy.model_patcher", "*.model_patcher"),
-    "nunchaku_patch": ("*.patches.nunchaku_patch",),
+    "nodes": ("nodes",),
     "ops": ("comfy.ops",),
     "qwenimage": ("*.model_configs.qwenimage", "*.models.qwenimage"),
     "smoke": ("qpatch.smoke",),

@@ -38,6 +38,11 @@ REPAIRS = {
         targets={"comfy.lora": ("calculate_weight",), "comfy.model_patcher": ("LowVramPatch",)},
         seen=(("ComfyUI", "0.15.0", "0.33.0"),),
     ),
+    "other-packs": dict(
+        mends="patches of qpatch that another node pack replaces while it loads",
+        targets={"nodes": ()},
+        seen=(("ComfyUI-QwenImageLoraLoader", "2.5.7", "2.5.7"),),
+    ),
     "patcher-calls": dict(
         mends="arguments of ComfyUI's callers that ComfyUI-nunchaku's patchers do not know",
         targets={"*.model_patcher.zimage": ("ZImageModelPatcher",), "*.model_patcher.common": ("NunchakuModelPatcher",),
@@ -68,11 +73,6 @@ REPAIRS = {
         mends="arguments of Nunchaku Qwen-Image that arrive under another's name, or unknown",
         targets={"*.models.qwenimage": ("NunchakuQwenImageTransformer2DModel", "QwenImageTransformer2DModel")},
         seen=(("ComfyUI-nunchaku", "1.0.0", "1.2.1"),),
-    ),
-    "qwen-lora-loader": dict(
-        mends="patches of ComfyUI-QwenImageLoraLoader that replace those of qpatch",
-        targets={"*.patches.nunchaku_patch": ("apply_nunchaku_patch",)},
-        seen=(("ComfyUI-QwenImageLoraLoader", "2.5.7", "2.5.7"),),
     ),
     "qwen-moves": dict(
         mends="Nunchaku Qwen-Image going to the CPU and back at each sampling, uncounted",

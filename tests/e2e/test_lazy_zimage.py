@@ -100,9 +100,18 @@ def test_beside_the_older_fix_the_model_is_built_and_the_report_names_it(install
     report = build(installed_with_torch, shared, *packs)
     assert report["lazy"] == report["eager"]
     row = report["hooks"]["lazy-linear"]
+    (linear,) = [target for target in row["targets"] if target["module"] == "nunchaku.models.linear"]
+    assert row["state"] == linear["state"] == "applied"
+    assert "SVDQW4A4Linear.from_linear calls through to" in linear["explanation"] and "OlderFix" in linear["explanation"]
+    assert report["hooks"]["zimage-fuse"]["state"] == "applied"
+
+
+@pytest.mark.parametrize("packs", [("OlderFix", PACK), (PACK, "OlderFix")])
+def test_without_a_second_look_at_packs_the_replaced_patch_is_lost_and_says_to_whom(installed_with_torch, shared, packs):
+    report = build(installed_with_torch, shared, *packs, QPATCH_DISABLE="comfy-compat-other-packs")
+    row = report["hooks"]["lazy-linear"]
     assert row["state"] == "lost" and "SVDQW4A4Linear.from_linear is now" in row["explanation"]
     assert "OlderFix" in row["explanation"]
-    assert report["hooks"]["zimage-fuse"]["state"] == "applied"
 
 
 @pytest.mark.parametrize("folder", ["nunchaku v1.2.1", "a b.c@nightly"])
