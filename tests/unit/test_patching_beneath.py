@@ -21,8 +21,8 @@ def _wrap(owner, name):
 def test_a_patch_around_the_target_s_own_function_names_nobody():
     target = _module("target", "def f(): pass\nclass C:\n    def g(self): pass\nclass D(C): pass")
     assert _wrap(target, "f").beneath() is None
-    assert _wrap(target.C, "g").beneath() is None
     assert _wrap(target.D, "g").beneath() is None
+    assert _wrap(target.C, "g").beneath() is None
 
 
 def test_a_patch_around_another_pack_s_replacement_names_the_pack():
