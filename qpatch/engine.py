@@ -107,7 +107,11 @@ def catch_up() -> None:
 def renew() -> None:
     """Offer the modules of lost patches again: what somebody has put there is examined, and wrapped if it has the fault."""
     for attempt in states.lost():
+        losses = "; ".join(attempt.losses())
         _offer(attempt.hook, attempt.target, attempt.module_name, attempt.module)
+        again = states.last(attempt.hook, attempt.target, attempt.module_name)
+        if again.state == states.APPLIED:
+            again.reason += f"; put around what had replaced it: {losses}"
 
 
 def _complain_once() -> None:

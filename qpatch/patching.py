@@ -50,10 +50,6 @@ class Patch:
         """Who has put something in front of the change that calls through to it; None if nobody has."""
         return None
 
-    def beneath(self) -> str | None:
-        """Whose replacement the change calls through to, where it is not the target's own function; else None."""
-        return None
-
 
 class Wrap(Patch):
     """Replace the function ``owner.name`` by ``make(original)``.
@@ -119,14 +115,6 @@ class Wrap(Patch):
         if current is _ABSENT or current is self.put or where(current).startswith("qpatch."):
             return None
         return f"{self!r} is called through {where(current)}"
-
-
-    def beneath(self):
-        wrapped = where(getattr(bare(self.put), "__wrapped__", None)) if self.put is not None else "qpatch."
-        own = [getattr(place, "__module__", None) or place.__name__ for place in getattr(self.owner, "__mro__", (self.owner,))]
-        if wrapped.startswith(("qpatch.", *(name + "." for name in own))):
-            return None
-        return f"{self!r} calls through to {wrapped}"
 
 
 class Supply(Patch):

@@ -40,8 +40,8 @@ class Attempt:
     def explanation(self) -> str:
         if self.outcome != APPLIED:
             return self.reason
-        others = [text for patch in self.patches for text in (patch.in_front(), patch.beneath()) if text]
-        return "; ".join(self.losses() or [self.reason, *others])
+        fronts = [text for text in (patch.in_front() for patch in self.patches) if text]
+        return "; ".join(self.losses() or [self.reason, *fronts])
 
 
 _attempts: dict[tuple[str, str, str], Attempt] = {}

@@ -46,5 +46,5 @@ def test_every_state_is_told_and_none_is_a_failure(report):
 def test_the_report_says_who_stands_around_a_patch_and_who_beneath_it(report):
     said = {row["module"]: row["explanation"] for name in ("lazy-linear", "comfy-compat-original-weights")
             for row in report["hooks"][name]["targets"]}
-    assert "calls through to" in said["nunchaku.models.linear"] and "patches.nunchaku_patch" in said["nunchaku.models.linear"]
+    assert "put around what had replaced it" in said["nunchaku.models.linear"] and "patches.nunchaku_patch" in said["nunchaku.models.linear"]
     assert "is called through" in said["comfy.model_patcher"] and "comfy_quant_int8" in said["comfy.model_patcher"]

@@ -77,7 +77,7 @@ def test_a_replacement_that_has_the_fault_is_wrapped_and_named(target):
     assert state().state == "lost"
     engine.renew()
     assert (state().state, module.f(3)) == ("applied", 8)
-    assert "calls through to pack.theirs" in state().explanation
+    assert "put around what had replaced it: target.f is now pack.theirs" in state().explanation
 
 
 def test_a_replacement_without_the_fault_is_left_alone(target):
