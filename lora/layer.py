@@ -13,7 +13,7 @@ from .rules import Rules
 from .source import Source
 
 _FACTOR_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
 
 #: Roles of single numbers, in any dtype; all others are factors and must be floating point.
 _NUMBERS = frozenset({Role.alpha, Role.scale, Role.ia3_on_input, Role.reshape_weight, Role.oft_scaled})
@@ -68,7 +68,7 @@ class Layer:
         shape = self.raw_shape(role)
         if any(extent != 1 for extent in shape):
             raise self.refuse(ShapeError, f"{role} is not a single number", role, expected="[]", found=list(shape))
-        return float(self.source.tensor(self.keys[role]).item())
+        return self.source.number(self.keys[role])
 
     def finite_number(self, role: Role) -> float:
         """:meth:`number`, refusing Inf and NaN with :class:`NonFiniteError`."""
@@ -80,7 +80,7 @@ class Layer:
     def tensor(self, role: Role) -> torch.Tensor:
         """The tensor under ``role`` as it is, but fp8 as bfloat16 (exact); refuses Inf and NaN."""
         tensor = self.source.tensor(self.keys[role])
-        if tensor.dtype in _FP8:
+        if self.source.entries[self.keys[role]].dtype in _FP8:
             tensor = tensor.to(torch.bfloat16)
         if not is_finite(tensor):
             raise self.refuse(NonFiniteError, f"{role} holds NaN or Inf: the training diverged, or the file is damaged",

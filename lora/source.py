@@ -17,10 +17,11 @@ from . import header
 from .errors import FileError
 from .header import Entry
 
-_TAGS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+#: Name of a dtype in torch -> its tag in a safetensors header.
+TAGS = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }
 
 
@@ -46,6 +47,10 @@ class FileSource:
             # AttributeError: a dtype that this version of torch does not have.
             raise FileError(f"cannot be read: {error}", file=self.name, key=key) from error
 
+    def number(self, key: str) -> float:
+        """The only element of the tensor under ``key``."""
+        return float(self.tensor(key).item())
+
 
 class DictSource:
     """A dict of tensors, as a loader node hands it over. The dict is not copied and not changed."""
@@ -61,11 +66,15 @@ class DictSource:
             raise FileError("a key is not a text", file=self.name, key=repr(key))
         if not isinstance(value, torch.Tensor):
             raise FileError("the value is not a tensor", file=self.name, key=key, found=type(value).__name__)
-        return Entry(_TAGS.get(value.dtype, str(value.dtype)), tuple(value.shape), 0, 0)
+        return Entry(TAGS.get(str(value.dtype).removeprefix("torch."), str(value.dtype)), tuple(value.shape), 0, 0)
 
     def tensor(self, key: str) -> torch.Tensor:
         """The tensor under ``key``, the object of the dict itself."""
         return self._tensors[key].detach()
+
+    def number(self, key: str) -> float:
+        """The only element of the tensor under ``key``."""
+        return float(self.tensor(key).item())
 
 
 Source = FileSource | DictSource

@@ -40,10 +40,10 @@ class Term:
 
 #: (base weight [out, in] float32, user strength) -> change of the weight, strength included: [out, in] float32,
 #: or the terms of it where the change has a small exact rank. The base is not written to.
-Rebase = Callable[[torch.Tensor, float], "torch.Tensor | tuple[Term, ...]"]
+Rebase = Callable[["torch.Tensor", float], "torch.Tensor | tuple[Term, ...]"]
 
 #: (base bias [out] float32, user strength) -> change of the bias [out] float32, strength included.
-Rebias = Callable[[torch.Tensor, float], torch.Tensor]
+Rebias = Callable[["torch.Tensor", float], "torch.Tensor"]
 
 
 @dataclass(frozen=True)
