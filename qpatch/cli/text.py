@@ -4,9 +4,9 @@ import shutil
 import textwrap
 
 
-def width() -> int:
-    """Columns to use: the terminal's, within 60 and 100; 80 where there is none."""
-    return max(60, min(100, shutil.get_terminal_size((80, 24)).columns))
+def width(fallback: int = 80) -> int:
+    """Columns to use: the terminal's, within 60 and 100; ``fallback`` where there is none."""
+    return max(60, min(100, shutil.get_terminal_size((fallback, 24)).columns))
 
 
 def row(cells, sizes, text: str) -> str:

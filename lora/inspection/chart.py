@@ -1,0 +1,106 @@
+"""The map of one file as data: a cell for each component in each block. The text table and all pictures draw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .layout import Component
+from .survey import LayerFacts, Survey
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A component in a block that has it; ``facts`` is None where the file leaves it as it is.
+
+    ``norm``: Frobenius norm of the change. ``rms``: root mean square of its elements, comparable between layers of
+    different sizes. ``relative``: rms over that of the strongest cell, 0 to 1. None where the norm is not known.
+    """
+
+    label: str
+    block: str
+    index: int
+    facts: LayerFacts | None = None
+    norm: float | None = None
+    rms: float | None = None
+    relative: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The layer's name in the model."""
+        return f"{self.block}.{self.index}.{self.label}" if self.block else self.label
+
+
+@dataclass
+class Row:
+    """One component: ``cells`` for each block in the order of the map, None where the model has no such layer."""
+
+    component: Component
+    cells: list[Cell | None]
+
+    @property
+    def label(self) -> str:
+        return self.component.label
+
+    @property
+    def present(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell is not None and cell.facts is not None]
+
+    @property
+    def missing(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell is not None and cell.facts is None]
+
+    def mean_rms(self) -> float | None:
+        """Root mean square over the cells whose change is known."""
+        known = [cell.rms for cell in self.present if cell.rms is not None]
+        return (sum(value * value for value in known) / len(known)) ** 0.5 if known else None
+
+
+@dataclass
+class Chart:
+    """``groups``: (block list, its length), left to right. ``singles``: modules outside of blocks, those of the file."""
+
+    name: str
+    family: str
+    groups: list[tuple[str, int]]
+    rows: list[Row]
+    singles: list[Cell] = field(default_factory=list)
+    strongest: Cell | None = None
+    measured: bool = False
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells that the model has, also those that the file leaves as they are."""
+        return [cell for row in self.rows for cell in row.cells if cell is not None] + self.singles
+
+
+def chart(survey: Survey) -> Chart:
+    """The map of ``survey``. Norms of norms' weights are a row only where the file changes some."""
+    found = {(spot.component, spot.block, spot.index): (facts, number)
+             for facts in survey.layers for number, spot in enumerate(facts.spots)}
+    known = [facts.rms(number) for facts, number in found.values()]
+    top = max((value for value in known if value is not None), default=None)
+    layout = survey.layout
+    changed = {component for component, _, _ in found}
+
+    def cell(component, block, index):
+        facts, number = found.get((component, block, index), (None, 0))
+        return _cell(component.label, block or "", index, facts, number, top)
+
+    rows = [
+        Row(component, [cell(component, block, index) if block in component.depths else None for block, index in layout.columns])
+        for component in layout.components if not component.norm or component in changed
+    ]
+    result = Chart(survey.name, survey.family.title, [(block.name, block.depth) for block in survey.family.blocks], rows,
+                   [cell(component, None, 0) for component in layout.singles if component in changed],
+                   measured=survey.measured)
+    result.strongest = max((c for c in result.cells if c.rms is not None), key=lambda c: c.rms, default=None)
+    return result
+
+
+def _cell(label, block, index, facts: LayerFacts | None, number: int, top: float | None) -> Cell:
+    if facts is None:
+        return Cell(label, block, index)
+    rms = facts.rms(number)
+    relative = None if rms is None else (rms / top if top else 0.0)
+    norm = facts.spot_norms[number] if facts.spot_norms else None
+    return Cell(label, block, index, facts, norm, rms, relative)

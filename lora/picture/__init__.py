@@ -1,0 +1,45 @@
+"""Pictures of what a LoRA changes: a map of components and blocks as PNG, SVG, self-contained HTML or text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..inspection import Survey
+from ..inspection.chart import chart
+from ..publish import publish
+
+FORMATS = (".png", ".svg", ".html", ".txt")
+
+
+def draw(survey: Survey, out: str | os.PathLike, *, theme: str = "light", force: bool = False) -> Path:
+    """Draw the map of a measured ``survey`` into ``out``, by its suffix; returns the path.
+
+    ``theme``: "light" or "dark", for .png and .svg; an .html follows the browser. Nothing is left behind if it
+    fails, and an existing file is only replaced with ``force``. Raises ``ValueError`` for another suffix or where there
+    is nothing to draw, ``FileExistsError``, and ``ModuleNotFoundError`` without matplotlib.
+    """
+    out = Path(out)
+    suffix = out.suffix.lower()
+    if suffix not in FORMATS:
+        raise ValueError(f"a picture's name ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {suffix or 'nothing'!r}")
+    if survey.family is None:
+        raise ValueError("the file holds a text encoder's keys only: there is nothing to draw")
+    drawn = chart(survey)
+    return publish(out, lambda temporary: _write(suffix, survey, drawn, temporary, theme), inputs=[survey.path], force=force)
+
+
+def _write(suffix, survey, drawn, path, theme) -> None:
+    # One module for each kind: only the pictures need matplotlib.
+    if suffix == ".html":
+        from .page import page
+
+        path.write_text(page(survey, drawn), encoding="utf-8")
+    elif suffix == ".txt":
+        from .text import table
+
+        path.write_text("\n".join([drawn.name, "", *table(drawn)]) + "\n", encoding="utf-8")
+    else:
+        from .figure import save
+
+        save(survey, drawn, path, suffix[1:], theme)

@@ -1,0 +1,134 @@
+"""The map as one self-contained HTML file: no script, no network, light and dark as the browser is set.
+
+Every text of the file under inspection (names, metadata) is escaped, and the page's own policy forbids
+whatever is not in it.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..inspection import Survey
+from ..inspection.chart import Cell, Chart, Row
+from . import caption, palette
+from .style import STYLE
+
+STEPS = 64
+
+
+def page(survey: Survey, chart: Chart) -> str:
+    """The document. Hovering over a cell shows its values; the table below lists all of them."""
+    title = escape(chart.name)
+    return "\n".join([
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width">',
+        """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">""",
+        f"<title>{title}: what this LoRA changes</title>\n<style>\n{_colours()}\n{STYLE}</style>\n</head>\n<body>",
+        f"<h1>{title}</h1>\n<p class=\"head\">{escape(caption.headline(survey, chart))}</p>",
+        _map(chart), _key(chart), _about(survey), _table(chart),
+        "</body>\n</html>\n",
+    ])
+
+
+def _colours() -> str:
+    """Custom properties of both themes, and a class for each step of the ramp."""
+    themes = []
+    for theme in palette.THEMES:
+        values = [f"--{name}:{colour}" for name, colour in palette.INK[theme].items()]
+        values += [f"--c{step}:{colour}" for step, colour in enumerate(palette.ramp(theme, STEPS))]
+        themes.append(":root{color-scheme:" + theme + ";" + ";".join(values) + "}")
+    classes = "".join(f".c{step}{{background:var(--c{step})}}" for step in range(STEPS))
+    return f"{themes[0]}\n@media (prefers-color-scheme: dark){{{themes[1]}}}\n{classes}"
+
+
+def _map(chart: Chart) -> str:
+    head = "".join(_ruler(name, depth, number) for number, (name, depth) in enumerate(chart.groups))
+    names = "".join(f'<th class="list{" gap" if number else ""}" colspan="{depth + bool(number)}" scope="colgroup">'
+                    f"{escape(name)}</th>" for number, (name, depth) in enumerate(chart.groups))
+    rows = [_row(chart, row) for row in chart.rows]
+    rows += [_row(chart, Row(None, [cell]), cell.label) for cell in chart.singles]
+    return (f'<div class="scroll"><table class="map">\n<caption>{escape(caption.meaning(chart).capitalize())}</caption>\n'
+            f"<thead><tr><th></th>{names}<th colspan=\"2\"></th></tr>\n"
+            f'<tr class="ruler"><th></th>{head}<th scope="col">changed</th><th scope="col">mean</th></tr></thead>\n'
+            "<tbody>\n" + "\n".join(rows) + "\n</tbody></table></div>")
+
+
+def _ruler(name: str, depth: int, number: int) -> str:
+    gap = "<td></td>" if number else ""
+    return gap + "".join(f"<td>{index if index % 5 == 0 or depth < 5 else ''}</td>" for index in range(depth))
+
+
+def _row(chart: Chart, row: Row, label: str | None = None) -> str:
+    cells, found = iter(row.cells), []
+    columns = sum(depth for _, depth in chart.groups)
+    for number, (_, depth) in enumerate(chart.groups):
+        found += ["<td></td>"] if number else []
+        for position in range(depth):
+            cell = next(cells, None)
+            found.append("<td></td>" if cell is None else _cell(chart, cell, right=len(found) > columns / 2))
+    mean, total = row.mean_rms(), len(row.present) + len(row.missing)
+    share = "" if mean is None or chart.strongest is None else f"{100 * mean / chart.strongest.rms:.0f}&nbsp;%"
+    count = f"{len(row.present)}/{total}"
+    return (f'<tr><th scope="row">{escape(label or row.label)}</th>{"".join(found)}'
+            f'<td class="count">{count if len(row.present) == total else f"<b>{count}</b>"}</td><td class="mean">{share}</td></tr>')
+
+
+def _cell(chart: Chart, cell: Cell, right: bool) -> str:
+    if cell.facts is None:
+        look = "none"
+    elif cell.relative is None:
+        look = "some" if chart.measured else f"c{STEPS // 2}"
+    else:
+        look = f"c{palette.step_of(cell.relative, STEPS)}"
+    mark = "?" if look == "some" else ""
+    return f'<td class="{look}{" right" if right else ""}" data-tip="{escape(_tip(cell), quote=True)}">{mark}</td>'
+
+
+def _tip(cell: Cell) -> str:
+    return "\n".join([cell.name, *(": ".join(pair) for pair in _values(cell))])
+
+
+def _values(cell: Cell) -> list[tuple[str, str]]:
+    """(name, value) of everything that is known about a cell."""
+    facts = cell.facts
+    if facts is None:
+        return [("not in the file", "unchanged")]
+    found = [("adapter", facts.kind + (" with DoRA" if facts.dora else ""))]
+    found += [(name, f"{value:g}") for name, value in (("rank", facts.rank), ("alpha", facts.alpha), ("scale", facts.scale))
+              if value is not None]
+    if cell.rms is not None:
+        found += [("rms", f"{cell.rms:.3e}"), ("norm", f"{cell.norm:.4g}"), ("relative", f"{100 * cell.relative:.1f} %")]
+    return found + ([("note", facts.note)] if facts.note else [])
+
+
+def _key(chart: Chart) -> str:
+    swatch = "".join(f'<i class="c{step}"></i>' for step in range(STEPS))
+    parts = [f'<span>0</span><span class="ramp">{swatch}</span><span>100&nbsp;%</span>'] if chart.strongest else []
+    parts.append('<span class="box none"></span><span>not in the file</span>')
+    if any(cell.facts is not None and cell.relative is None for cell in chart.cells) and chart.measured:
+        parts.append('<span class="box some">?</span><span>not known without the model\'s own weight</span>')
+    return f'<p class="key">{"".join(parts)}</p>\n<p class="faint">{escape(caption.strongest(chart))}</p>'
+
+
+def _about(survey: Survey) -> str:
+    rows = [("made by", f"{survey.maker.name} ({'' if survey.maker.sure else 'guessed: '}{survey.maker.why})")]
+    rows += [("triggers", trigger) for trigger in survey.about.triggers]
+    rows += [("tags", ", ".join(f"{tag} ({count})" for tag, count in survey.about.tags[:12]))] if survey.about.tags else []
+    rows += list(survey.about.facts.items())
+    rows += [("note", note) for note in caption.notes(survey)] + [("refused", problem) for problem in survey.problems]
+    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in rows) + "</dl>"
+
+
+def _table(chart: Chart) -> str:
+    """Every layer of the file with its numbers, as text."""
+    head = ("layer", "adapter", "rank", "alpha", "scale", "rms", "norm", "relative", "note")
+    rows = []
+    for cell in chart.cells:
+        if cell.facts is not None:
+            values = {"layer": cell.name, **dict(_values(cell))}
+            rows.append("<tr>" + "".join(f"<td>{escape(values.get(name, ''))}</td>" for name in head) + "</tr>")
+    missing = [cell.name for cell in chart.cells if cell.facts is None]
+    unchanged = f"<details><summary>{len(missing)} layers are not in the file</summary><p>{escape(', '.join(missing))}</p></details>"
+    return (f"<details><summary>All {len(rows)} layers of the file as a table</summary>\n<table class=\"all\"><thead><tr>"
+            + "".join(f'<th scope="col">{name}</th>' for name in head) + "</tr></thead><tbody>\n" + "\n".join(rows)
+            + "\n</tbody></table></details>\n" + (unchanged if missing else ""))

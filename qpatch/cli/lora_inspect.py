@@ -1,0 +1,81 @@
+"""``qpatch lora inspect``."""
+
+import json
+import sys
+
+from .errors import CliError
+from .lora import one_line
+
+FAMILIES = ("auto", "qwen-image", "z-image")
+
+
+def configure(parser) -> None:
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a .safetensors file")
+    parser.add_argument("--model", choices=FAMILIES, default="auto",
+                        help="the family that the file must be for (default: told from its keys)")
+    parser.add_argument("--no-norms", dest="norms", action="store_false",
+                        help="read the header only: which layers, not how much they change")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", metavar="OUT", help="also draw the map of layers: OUT ends in .png, .svg, .html or .txt")
+    parser.add_argument("--theme", choices=("light", "dark"), default="light",
+                        help="colours of a .png or .svg (an .html follows the browser)")
+    parser.add_argument("--force", action="store_true", help="let --plot replace a file that exists")
+    parser.epilog = """A map has one cell for each component of each block: how much the LoRA changes an element of that
+weight at strength 1 (root mean square), as 0 to 9 of the strongest cell. "." is a layer that the file
+leaves as it is, "?" one whose change cannot be told without the model's own weight.
+
+""" + parser.epilog
+
+
+def run(arguments) -> int:
+    if arguments.plot and len(arguments.files) > 1:
+        raise CliError("--plot draws one file at a time", code=2)
+    found, failed = [], False
+    for path in arguments.files:
+        survey = _survey(path, arguments)
+        if survey is None:
+            failed = True
+            continue
+        failed = failed or bool(survey.problems)
+        if arguments.plot:
+            _plot(survey, arguments)
+        found.append(survey)
+        if not arguments.json:
+            _show(survey, first=len(found) == 1)
+    if arguments.json:
+        from .lora_json import described
+
+        print(json.dumps([described(survey) for survey in found], indent=2))
+    return 1 if failed else 0
+
+
+def _survey(path, arguments):
+    """The survey of one file; a refusal is said, and the next file is looked at."""
+    from ..lora.errors import LoraError
+    from ..lora.inspection import measure, survey
+
+    try:
+        found = survey(path, None if arguments.model == "auto" else arguments.model)
+        if arguments.norms:
+            measure(found)
+        return found
+    except LoraError as error:
+        if arguments.debug:
+            raise
+        print(f"qpatch: error: {one_line(error)}", file=sys.stderr)
+        return None
+
+
+def _plot(survey, arguments) -> None:
+    from ..lora.picture import draw
+
+    try:
+        draw(survey, arguments.plot, theme=arguments.theme, force=arguments.force)
+    except (ValueError, OSError) as error:
+        raise CliError(f"--plot {arguments.plot}: {error}") from error
+
+
+def _show(survey, first: bool) -> None:
+    from .lora_text import described
+
+    print("\n".join([*([] if first else [""]), *described(survey)]))
