@@ -113,6 +113,28 @@ HOOKS: tuple[Hook, ...] = (
         checked="ComfyUI 0.24.0 to 0.33.0",
     ),
     Hook(
+        name="lora-loader",
+        mends="LoRA nodes on Nunchaku Qwen-Image and Z-Image",
+        targets=(
+            Target("comfy.sd", "qpatch.hooks.lora_loader.loading", ("load_lora_for_models",)),
+            Target("comfy.lora", "qpatch.hooks.lora_loader.key_map", ("model_lora_keys_unet",)),
+            Target("comfy.utils", "qpatch.hooks.lora_loader.file_names", ("load_torch_file",)),
+            Target("*.model_patcher.common", "qpatch.hooks.lora_loader.patchers", ("NunchakuModelPatcher",)),
+            Target("*.model_patcher.zimage", "qpatch.hooks.lora_loader.patchers", ("ZImageModelPatcher",)),
+        ),
+        distributions=("comfyui", "comfyui_nunchaku", "nunchaku"),
+        checked="ComfyUI 0.15.1 to 0.33.0, ComfyUI-nunchaku 1.2.1",
+    ),
+    Hook(
+        name="qwen-modulation",
+        mends="LoRA on the modulation layers of Nunchaku Qwen-Image",
+        targets=(
+            Target("*.models.qwenimage", "qpatch.hooks.qwen_modulation", ("NunchakuQwenImageTransformerBlock",)),
+        ),
+        distributions=("comfyui_nunchaku",),
+        checked="ComfyUI-nunchaku 1.2.1",
+    ),
+    Hook(
         name="smoke",
         mends="nothing: proves that the import hook is live",
         targets=(Target("qpatch.smoke", "qpatch.hooks.smoke", ("mended",)),),

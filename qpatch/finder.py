@@ -24,11 +24,12 @@ TARGETS = {
     "model_patcher": ("comfy.model_patcher", "*.model_patcher"),
     "nodes": ("nodes",),
     "ops": ("comfy.ops",),
-    "qwenimage": ("*.model_configs.qwenimage", "*.models.qwenimage"),
+    "qwenimage": ("*.models.qwenimage", "*.model_configs.qwenimage"),
+    "sd": ("comfy.sd",),
     "smoke": ("qpatch.smoke",),
     "supported_models_base": ("comfy.supported_models_base",),
     "transformer_zimage": ("nunchaku.models.transformers.transformer_zimage",),
-    "utils": ("nunchaku.models.utils",),
+    "utils": ("nunchaku.models.utils", "comfy.utils"),
     "zimage": ("*.models.zimage", "*.model_patcher.zimage", "*.model_configs.zimage"),
 }
 

@@ -1,0 +1,84 @@
+"""The LoRA behind a dict of tensors: opened once, as long as anybody uses it, and named after its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from weakref import WeakValueDictionary
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from qpatch.lora.files import LoraFile, open_lora
+
+#: Tensor -> name of the file it was read from. Weak: it knows only tensors that somebody else keeps.
+_read_from = WeakIdKeyDictionary()
+#: (family, what the dict holds) -> LoRA, so that a node that runs again with another strength means the same LoRA.
+_open: WeakValueDictionary = WeakValueDictionary()
+
+
+def remember(tensors: Mapping[str, torch.Tensor], name: str) -> None:
+    """Note that ``tensors`` came from the file ``name``."""
+    for tensor in tensors.values():
+        if isinstance(tensor, torch.Tensor):
+            _read_from[tensor] = name
+
+
+def name_of(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """The file that the tensors came from, if one of them is known; a node may have added or dropped others."""
+    for tensor in tensors.values():
+        if isinstance(tensor, torch.Tensor) and tensor in _read_from:
+            return _read_from[tensor]
+    return None
+
+
+class Lora:
+    """A LoRA in memory, opened when it is first asked for."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], family, name: str):
+        self.tensors, self.family, self.name = tensors, family, name
+        self._file: LoraFile | None = None
+
+    @property
+    def file(self) -> LoraFile:
+        """The opened LoRA; raises :class:`qpatch.lora.errors.LoraError`."""
+        if self._file is None:
+            self._file = open_lora(self.tensors, name=self.name, family=self.family)
+        return self._file
+
+    def grow(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Take ``tensors`` in as well, if this is a LoRA that comes in pieces and lacks them; whether it did."""
+        return False
+
+    def copy(self) -> Lora:
+        """What the clone of a patcher gets: the same LoRA."""
+        return self
+
+    def __repr__(self):
+        return f"<LoRA {self.name}>"
+
+
+class Pieces(Lora):
+    """A LoRA that a node hands over layer by layer."""
+
+    def grow(self, tensors):
+        if self.tensors.keys() & tensors.keys():
+            return False
+        self.tensors.update(tensors)
+        self._file = None
+        return True
+
+    def copy(self):
+        twin = Pieces(dict(self.tensors), self.family, self.name)
+        # Until one of them grows they mean the same, and composing the one serves the other.
+        twin._file = self._file
+        return twin
+
+
+def lora(tensors: Mapping[str, torch.Tensor], family, fallback: str) -> Lora:
+    """The LoRA that ``tensors`` holds for ``family``; the same object while the same tensors are in use."""
+    key = family.name, frozenset((key, id(tensor)) for key, tensor in tensors.items())
+    found = _open.get(key)
+    if found is None:
+        # A dict of our own: what the caller does with its dict later does not reach the LoRA.
+        found = _open[key] = Lora(dict(tensors), family, name_of(tensors) or fallback)
+    return found
