@@ -1,9 +1,11 @@
-"""Stand-in for ComfyUI's description of Z-Image, which makes the model."""
+"""Stand-in for ComfyUI's descriptions of models, which make them."""
 
-from comfy.model_base import Lumina2
+from comfy.model_base import Lumina2, QwenImage as QwenImageModel
 
 
-class ZImage:
+class _Description:
+    model = None
+
     def __init__(self, unet_config):
         self.unet_config = dict(unet_config)
         self.manual_cast_dtype = None
@@ -13,4 +15,12 @@ class ZImage:
         self.manual_cast_dtype = manual_cast_dtype
 
     def get_model(self, state_dict, prefix="", device=None):
-        return Lumina2(self, device=device)
+        return self.model(self, device=device)
+
+
+class ZImage(_Description):
+    model = Lumina2
+
+
+class QwenImage(_Description):
+    model = QwenImageModel

@@ -1,8 +1,10 @@
-"""Stand-in for ComfyUI-nunchaku's models.zimage: Z-Image's blocks with quantized layers, without forward."""
+"""Stand-in for ComfyUI-nunchaku's models.zimage: Z-Image's blocks with quantized layers."""
 
 import torch.nn as nn
+import torch.nn.functional as F
 from comfy.ldm.lumina.model import JointAttention
 from nunchaku.models.linear import SVDQW4A4Linear
+from nunchaku.ops.fused import fused_qkv_norm_rotary, pack_rotary
 
 
 def add_comfy_cast_weights_attr(svdq_linear, comfy_linear):
@@ -39,6 +41,10 @@ class ComfyNunchakuZImageAttention(JointAttention):
         self.out = SVDQW4A4Linear.from_linear(orig_attn.out, **kwargs)
         add_comfy_cast_weights_attr(self.out, orig_attn.out)
 
+    def forward(self, x, freqs_cis):
+        fused = fused_qkv_norm_rotary(x, self.qkv, self.q_norm.weight, self.k_norm.weight, pack_rotary(freqs_cis))
+        return self.attend(*(part.unflatten(-1, (-1, self.head_dim)) for part in fused.chunk(3, dim=-1)))
+
 
 class ComfyNunchakuZImageFeedForward(nn.Module):
     def __init__(self, orig_ff, **kwargs):
@@ -46,6 +52,10 @@ class ComfyNunchakuZImageFeedForward(nn.Module):
         self.w13 = fuse_to_svdquant_linear(orig_ff.w1, orig_ff.w3, **kwargs)
         self.w2 = SVDQW4A4Linear.from_linear(orig_ff.w2, **kwargs)
         add_comfy_cast_weights_attr(self.w2, orig_ff.w2)
+
+    def forward(self, x):
+        x3, x1 = self.w13(x).chunk(2, dim=-1)
+        return self.w2(F.silu(x1) * x3)
 
 
 def patch_model(diffusion_model, skip_refiners, **kwargs):

@@ -1,7 +1,10 @@
-"""Stand-in for nunchaku's quantized layers: their parameters and how they are made from a Linear."""
+"""Stand-in for nunchaku's quantized layers: their parameters, how they are made from a Linear, and their calls."""
 
 import torch
 from torch import nn
+
+from .._C import ops
+from ..ops.gemm import svdq_gemm_w4a4_cuda
 
 
 def _empty(*shape, dtype, device):
@@ -37,6 +40,25 @@ class SVDQW4A4Linear(nn.Module):
         return cls(in_features=in_features, out_features=linear.out_features, bias=linear.bias is not None,
                    torch_dtype=torch_dtype, device=linear.weight.device, **kwargs)
 
+    def quantize(self, x):
+        rows = 256 * -(-x.shape[0] // 256)
+        quantized = torch.empty(rows, self.in_features // 2, dtype=torch.uint8)
+        hidden = torch.empty(rows, self.proj_down.shape[1])
+        ops.quantize_w4a4_act_fuse_lora(x, quantized, None, self.proj_down, hidden, self.smooth_factor, False,
+                                        self.precision == "nvfp4")
+        return quantized, None, hidden
+
+    def forward_quant(self, quantized, ascales, hidden, output):
+        svdq_gemm_w4a4_cuda(act=quantized, wgt=self.qweight, out=output, ascales=ascales, wscales=self.wscales,
+                            lora_act_in=hidden, lora_up=self.proj_up, bias=self.bias, fp4=self.precision == "nvfp4",
+                            act_unsigned=self.act_unsigned)
+        return output
+
+    def forward(self, x):
+        flat = x.reshape(-1, x.shape[-1])
+        output = torch.empty(flat.shape[0], self.out_features, dtype=x.dtype)
+        return self.forward_quant(*self.quantize(flat), output).view(*x.shape[:-1], -1)
+
 
 class AWQW4A16Linear(nn.Module):
     def __init__(self, in_features, out_features, bias=True, group_size=64, torch_dtype=torch.bfloat16, device=None):
@@ -52,3 +74,8 @@ class AWQW4A16Linear(nn.Module):
     def from_linear(cls, linear, group_size=64, torch_dtype=torch.bfloat16, device="cpu", **kwargs):
         return cls(in_features=linear.in_features, out_features=linear.out_features, bias=linear.bias is not None,
                    group_size=group_size, torch_dtype=torch_dtype, device=device)
+
+    def forward(self, x):
+        output = ops.gemv_awq(x, self.qweight, self.wscales, self.wzeros, x.shape[0], self.out_features, self.in_features,
+                              self.group_size)
+        return output if self.bias is None else output.add_(self.bias)

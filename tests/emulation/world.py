@@ -1,6 +1,8 @@
-"""Tiny Qwen-Image and Z-Image of real ComfyUI, unquantized and as ComfyUI-nunchaku's classes, on a CPU.
+"""Tiny Qwen-Image and Z-Image of ComfyUI, unquantized and as ComfyUI-nunchaku's classes, on a CPU.
 
-The checkouts come from QPATCH_TEST_COMFYUI, QPATCH_TEST_NUNCHAKU and QPATCH_TEST_COMFYUI_NUNCHAKU.
+A world is three folders: ComfyUI, the place where ``nunchaku`` can be imported from, and the node pack.
+The stand-ins are one, the checkouts that environment variables name are another; both are driven
+through the same calls.
 """
 
 import contextlib
@@ -9,11 +11,21 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from . import kernels, tiny
 
+
+class Folders(NamedTuple):
+    comfyui: Path
+    nunchaku: Path
+    pack: Path
+
+
+_STANDINS = Path(__file__).parent.parent / "standins"
+STANDINS = Folders(_STANDINS / "ComfyUI", _STANDINS / "packages", _STANDINS / "custom_nodes" / "ComfyUI-nunchaku")
 VARIABLES = ("QPATCH_TEST_COMFYUI", "QPATCH_TEST_NUNCHAKU", "QPATCH_TEST_COMFYUI_NUNCHAKU")
 QWEN = dict(image_model="qwen_image", in_channels=64, num_layers=2, attention_head_dim=128, num_attention_heads=2,
             joint_attention_dim=96)
@@ -27,41 +39,69 @@ def missing() -> str | None:
     return next((name for name in VARIABLES if not os.environ.get(name)), None)
 
 
-def load() -> None:
-    """Import ComfyUI (as a library, for the CPU), nunchaku with emulated kernels, and the node pack, once."""
+def checkouts() -> Folders:
+    """The folders that the environment names."""
+    return Folders(*(Path(os.environ[name]).absolute() for name in VARIABLES))
+
+
+def enter(folders: Folders) -> None:
+    """Import ComfyUI as a library for the CPU, nunchaku with emulated kernels, and the node pack; once per process."""
     if "comfy.sd" not in sys.modules:
-        comfyui, nunchaku, _ = (os.environ[name] for name in VARIABLES)
-        sys.path[:0] = [comfyui, nunchaku]
+        sys.path[:0] = [str(folders.comfyui), str(folders.nunchaku)]
         argv, sys.argv = sys.argv, [sys.argv[0], "--cpu"]
         try:
             importlib.import_module("comfy.options").enable_args_parsing()
-            importlib.import_module("comfy.cli_args")
+            importlib.import_module("comfy.sd")
         finally:
             sys.argv = argv
-        for name in ("folder_paths", "comfy.sd", "comfy.hooks", "comfy.lora"):
+        for name in ("folder_paths", "comfy.hooks", "comfy.lora", "comfy.supported_models"):
             importlib.import_module(name)
     ops = importlib.import_module("nunchaku._C").ops
     for name in ("quantize_w4a4_act_fuse_lora", "gemm_w4a4", "gemv_awq"):
         setattr(ops, name, getattr(kernels, name))
-    _no_streams()
-
-
-def _no_streams() -> None:
-    """Qwen's forward asks for CUDA streams whatever the device."""
+    # Qwen's forward asks for CUDA streams whatever the device.
     torch.cuda.current_stream = lambda device=None: None
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    _load_pack(folders.pack)
 
 
-def pack() -> str:
-    """The module name of the node pack, loaded the way ComfyUI does it."""
-    folder = Path(os.environ["QPATCH_TEST_COMFYUI_NUNCHAKU"]).absolute()
-    name = str(folder).replace(".", "_x_")
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
+def _name(pack: Path) -> str:
+    return str(pack).replace(".", "_x_")
+
+
+def _load_pack(pack: Path) -> None:
+    """As ComfyUI does it: no finder is asked for the pack itself, only for its submodules."""
+    if _name(pack) not in sys.modules:
+        spec = importlib.util.spec_from_file_location(_name(pack), pack / "__init__.py")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+        sys.modules[_name(pack)] = module
         spec.loader.exec_module(module)
-    return name
+
+
+def _of_pack(tail: str):
+    """The submodule ``tail`` of the node pack of this process."""
+    for folders in (STANDINS, *([] if missing() else [checkouts()])):
+        if _name(folders.pack) in sys.modules:
+            return importlib.import_module(f"{_name(folders.pack)}.{tail}")
+    raise LookupError("no world was entered")
+
+
+@contextlib.contextmanager
+def standins():
+    """Enter the stand-ins, and leave nothing of them (or of what they replaced) behind."""
+    before, path = {name: sys.modules.pop(name) for name in list(sys.modules) if _foreign(name)}, list(sys.path)
+    try:
+        enter(STANDINS)
+        yield
+    finally:
+        for name in [name for name in sys.modules if _foreign(name)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+        sys.path[:] = path
+
+
+def _foreign(name: str) -> bool:
+    return name.partition(".")[0] in ("comfy", "nunchaku", "folder_paths") or name.startswith(_name(STANDINS.pack))
 
 
 def _patcher(cls, model):
@@ -77,12 +117,12 @@ def qwen_pair(precision: str = "int4"):
     plain_config = comfy.supported_models.QwenImage(dict(QWEN))
     plain_config.set_inference_dtype(torch.float32, None)
     plain = plain_config.get_model({}, "")
-    config = importlib.import_module(pack() + ".model_configs.qwenimage").NunchakuQwenImage(
+    config = _of_pack("model_configs.qwenimage").NunchakuQwenImage(
         {**QWEN, "scale_shift": 0, "rank": 32, "precision": precision, "transformer_offload_device": None})
     config.set_inference_dtype(torch.bfloat16, None)
     quantized = config.get_model({}, "")
     _match(plain, quantized)
-    patchers = importlib.import_module(pack() + ".model_patcher.common")
+    patchers = _of_pack("model_patcher.common")
     return _patcher(comfy.model_patcher.ModelPatcher, plain), _patcher(patchers.NunchakuModelPatcher, quantized)
 
 
@@ -94,13 +134,13 @@ def zimage_pair(precision: str = "int4", skip_refiners: bool = False):
     plain_config = comfy.supported_models.ZImage(dict(ZIMAGE))
     plain_config.set_inference_dtype(torch.float32, None)
     plain = plain_config.get_model({}, "")
-    cls = importlib.import_module(pack() + ".model_configs.zimage").NunchakuZImage
+    cls = _of_pack("model_configs.zimage").NunchakuZImage
     small = type("Small" + cls.__name__, (cls,), {"_DIT_CONFIG_": ZIMAGE})
     config = small(rank=32, precision=precision, skip_refiners=skip_refiners)
     config.set_inference_dtype(torch.float32, None)
     quantized = config.get_model({}, "", torch_dtype=torch.bfloat16)
     _match(plain, quantized)
-    patchers = importlib.import_module(pack() + ".model_patcher.zimage")
+    patchers = _of_pack("model_patcher.zimage")
     return _patcher(comfy.model_patcher.ModelPatcher, plain), _patcher(patchers.ZImageModelPatcher, quantized)
 
 
