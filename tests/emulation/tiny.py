@@ -1,15 +1,16 @@
-"""Fill the quantized layers of a tiny model from the weights of its unquantized twin.
+"""Quantize a tiny model: fill its Nunchaku layers from its unquantized twin, and give the twin what they then hold.
 
 Works on any classes that keep nunchaku's contract: the real ones and the stand-ins.
 """
 
 import torch
 
-from . import kernels
-from .packing import pack, pack_bias, unpack_bias
+from . import kernels, packing
 
 #: Strength of random weights: small enough that two blocks stay tame, large enough that a LoRA is seen.
 SPREAD = 0.06
+#: Values of the four-bit float E2M1, by code.
+E2M1 = torch.tensor((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0))
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
@@ -22,30 +23,51 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         setattr(owner, name.rpartition(".")[2], torch.nn.Parameter(value, requires_grad=False))
 
 
-def fill_svdq(layer, weight: torch.Tensor, bias: torch.Tensor | None, seed: int) -> torch.Tensor | None:
-    """Let an SVDQW4A4Linear compute ``x @ weight.T + bias``, a random part of it in the low-rank branch.
+def _int4(layer, weight: torch.Tensor) -> torch.Tensor:
+    """Store ``weight`` [out, in] in ``layer``; what it stores, float32."""
+    groups = weight.unflatten(1, (-1, 64))
+    scales = (groups.abs().amax(-1) / 7).to(layer.wscales.dtype)
+    codes = (groups / scales.float()[..., None]).round().clamp(-8, 7)
+    layer.qweight.copy_(packing.pack_codes(codes.flatten(1).to(torch.int32) & 15))
+    layer.wscales.copy_(packing.pack_group_scales(scales))
+    return (codes * scales.float()[..., None]).flatten(1)
 
-    weight: [out, in] float32; bias: [out] float32 or None.
-    Returns the bias that the layer has in effect: the stored one is rounded to the layer's dtype.
+
+def _nvfp4(layer, weight: torch.Tensor) -> torch.Tensor:
+    """The same for nvfp4; a scale for each row and one for the tensor keep the block scales in range."""
+    layer.wtscale = float(weight.abs().max() / (6 * 448))
+    channels = torch.ones(len(weight), dtype=layer.wcscales.dtype)
+    groups = weight.unflatten(1, (-1, 16)) / layer.wtscale
+    scales = (groups.abs().amax(-1) / 6).to(torch.float8_e4m3fn)
+    distances = ((groups / scales.float().clamp(min=1e-9)[..., None]).unsqueeze(-1) - E2M1).abs()
+    codes = distances.argmin(-1)
+    layer.qweight.copy_(packing.pack_codes(codes.flatten(1)))
+    layer.wscales.copy_(packing.pack_micro_scales(scales)), layer.wcscales.copy_(packing.pack_bias(channels))
+    return (E2M1[codes] * scales.float()[..., None] * layer.wtscale).flatten(1)
+
+
+@torch.no_grad()
+def fill_svdq(layer, weight: torch.Tensor, bias: torch.Tensor | None, seed: int):
+    """Store ``x @ weight.T + bias`` in an SVDQW4A4Linear, a random part of the weight in its low-rank branch.
+
+    weight: [out, in] float32; bias: [out] float32 or None. Returns the weight and bias that the layer now has.
     """
     generator = torch.Generator().manual_seed(seed)
     out, width = weight.shape
     down = (torch.randn(layer.rank, width, generator=generator) * SPREAD).to(layer.proj_down.dtype)
     up = (torch.randn(out, layer.rank, generator=generator) * SPREAD).to(layer.proj_up.dtype)
-    residual = weight - up.float() @ down.float()
-    with torch.no_grad():
-        layer.proj_down.copy_(pack(down, down=True))
-        layer.proj_up.copy_(pack(up, down=False))
-        layer.qweight.copy_(torch.randint(-128, 128, layer.qweight.shape, generator=generator, dtype=torch.int8))
-        layer.wscales.fill_(1), layer.smooth_factor.fill_(1), layer.smooth_factor_orig.fill_(1)
+    layer.proj_down.copy_(packing.pack(down, down=True)), layer.proj_up.copy_(packing.pack(up, down=False))
+    layer.smooth_factor.fill_(1), layer.smooth_factor_orig.fill_(1)
+    store = _int4 if layer.precision == "int4" else _nvfp4
+    residual = store(layer, weight - up.float() @ down.float())
     kernels.keep_weight(layer.qweight, residual)
+    effective = residual + up.float() @ down.float()
     if layer.bias is None:
-        return None
+        return effective, None
     # An unsigned activation comes shifted; the checkpoint's bias takes that back.
     shift = kernels.SHIFT * residual.sum(1) if layer.act_unsigned else torch.zeros(out)
-    with torch.no_grad():
-        layer.bias.copy_(pack_bias((bias - shift).to(layer.bias.dtype)))
-    return unpack_bias(layer.bias.detach()).float() + shift
+    layer.bias.copy_(packing.pack_bias((bias - shift).to(layer.bias.dtype)))
+    return effective, packing.unpack_bias(layer.bias).float() + shift
 
 
 def interleave(planar: torch.Tensor) -> torch.Tensor:
@@ -58,21 +80,24 @@ def planar(interleaved: torch.Tensor) -> torch.Tensor:
     return interleaved.unflatten(0, (-1, 6)).transpose(0, 1).flatten(0, 1).contiguous()
 
 
-def fill_awq(layer, weight: torch.Tensor, bias: torch.Tensor, seed: int) -> torch.Tensor:
-    """Let an AWQW4A16Linear compute Qwen-Image's modulation, interleaved, the 1 of the scales in its bias.
+@torch.no_grad()
+def fill_awq(layer, weight: torch.Tensor, bias: torch.Tensor, seed: int):
+    """Store Qwen-Image's modulation in an AWQW4A16Linear: interleaved, the 1 of the scales in its bias.
 
-    weight: [6 dim, in], bias: [6 dim], planar, float32. Returns the bias in effect, planar.
+    weight: [6 dim, in], bias: [6 dim], planar, float32. Returns the weight and bias that the layer now has, planar.
     """
-    generator = torch.Generator().manual_seed(seed)
-    high = 2 ** 31 - 1
-    with torch.no_grad():
-        layer.qweight.copy_(torch.randint(-high, high, layer.qweight.shape, generator=generator, dtype=torch.int32))
-        layer.wscales.fill_(1), layer.wzeros.fill_(0)
-        ones = torch.zeros_like(bias).view(6, -1)
-        ones[[1, 4]] = 1
-        layer.bias.copy_(interleave(bias + ones.view(-1)))
-    kernels.keep_weight(layer.qweight, interleave(weight))
-    return planar(layer.bias.detach().float()) - ones.view(-1)
+    groups = interleave(weight).unflatten(1, (-1, layer.group_size))
+    zeros = groups.amin(-1).to(layer.wzeros.dtype)
+    scales = ((groups.amax(-1) - zeros.float()) / 15).to(layer.wscales.dtype)
+    codes = ((groups - zeros.float()[..., None]) / scales.float()[..., None]).round().clamp(0, 15)
+    layer.qweight.copy_(packing.pack_awq_codes(codes.flatten(1).to(torch.int32)))
+    layer.wscales.copy_(scales.T), layer.wzeros.copy_(zeros.T)
+    stored = (codes * scales.float()[..., None] + zeros.float()[..., None]).flatten(1)
+    kernels.keep_weight(layer.qweight, stored)
+    ones = torch.zeros_like(bias).view(6, -1)
+    ones[[1, 4]] = 1
+    layer.bias.copy_(interleave(bias + ones.view(-1)))
+    return planar(stored), planar(layer.bias.float()) - ones.view(-1)
 
 
 #: Quantized module -> the unquantized modules whose rows it holds, in order.
@@ -83,7 +108,8 @@ FUSED = {
 }
 
 
-def _sources(name: str) -> list[str]:
+def sources(name: str) -> list[str]:
+    """The unquantized modules that the quantized module ``name`` stands for."""
     for fused, parts in FUSED.items():
         if name.endswith(fused):
             return [name.removesuffix(fused) + part for part in parts]
@@ -91,25 +117,23 @@ def _sources(name: str) -> list[str]:
 
 
 def quantize(quantized: torch.nn.Module, plain: torch.nn.Module) -> None:
-    """Make ``quantized`` compute what ``plain`` computes.
-
-    Where a stored bias had to be rounded, ``plain`` gets the rounded one.
-    """
+    """Store ``plain`` in ``quantized``, and put what was stored back into ``plain``: the two then compute the same."""
     for seed, (name, layer) in enumerate(quantized.named_modules()):
-        parts = [plain.get_submodule(source) for source in _sources(name)] if hasattr(layer, "qweight") else ()
-        if parts:
-            _fill(layer, parts, seed)
-        elif not hasattr(layer, "qweight"):
-            for key, parameter in layer.named_parameters(recurse=False):
-                source = plain.get_parameter(f"{name}.{key}" if name else key)
-                setattr(layer, key, torch.nn.Parameter(source.detach().clone(), requires_grad=False))
+        if hasattr(layer, "qweight"):
+            _fill(layer, [plain.get_submodule(source) for source in sources(name)], seed)
+            continue
+        for key, _ in list(layer.named_parameters(recurse=False)):
+            source = plain.get_parameter(f"{name}.{key}" if name else key)
+            setattr(layer, key, torch.nn.Parameter(source.detach().clone(), requires_grad=False))
 
 
 def _fill(layer, parts, seed: int) -> None:
-    weight = torch.cat([part.weight.detach() for part in parts])
-    bias = torch.cat([part.bias.detach() for part in parts]) if parts[0].bias is not None else None
+    weight = torch.cat([part.weight for part in parts])
+    bias = torch.cat([part.bias for part in parts]) if parts[0].bias is not None else None
     fill = fill_svdq if hasattr(layer, "proj_down") else fill_awq
-    effective = fill(layer, weight, bias, seed)
-    if effective is not None:
-        for part, rows in zip(parts, effective.split([len(part.bias) for part in parts])):
-            part.bias.data = rows.clone()
+    weight, bias = fill(layer, weight, bias, seed)
+    heights = [len(part.weight) for part in parts]
+    for part, rows in zip(parts, weight.split(heights)):
+        part.weight.data = rows.clone()
+    for part, rows in zip(parts, bias.split(heights) if bias is not None else ()):
+        part.bias.data = rows.clone()
