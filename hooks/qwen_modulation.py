@@ -15,7 +15,7 @@ import torch
 from qpatch.finding import incompatible, needed
 from qpatch.patching import Supply
 
-from .lora_loader.modulation import INTERLEAVED, ROWS
+from .lora_loader.options import INTERLEAVED, ROWS
 
 BLOCK = "NunchakuQwenImageTransformerBlock"
 _DIM = 4

@@ -124,6 +124,7 @@ HOOKS: tuple[Hook, ...] = (
         ),
         distributions=("comfyui", "comfyui_nunchaku", "nunchaku"),
         checked="ComfyUI 0.15.1 to 0.33.0, ComfyUI-nunchaku 1.2.1",
+        variables=("QPATCH_MAX_RANK",),
     ),
     Hook(
         name="qwen-modulation",

@@ -1,9 +1,7 @@
-"""What the user reads: one line for each LoRA, its misses grouped by reason, and ComfyUI's progress bar."""
+"""What the user reads: one line for each LoRA, and one for each reason why keys of it have no effect."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections import defaultdict
 
 from qpatch import log
@@ -12,9 +10,19 @@ from qpatch import log
 _SAMPLES = 3
 
 
-def tell(report) -> None:
-    """One line for each file that was composed, and one for each reason why keys of it have no effect."""
+def tell(report, fixed: int) -> None:
+    """Tell ``report``, once: again only when one of its first ``fixed`` files has another strength.
+
+    The files behind them are scheduled, and change at every step.
+    """
+    strengths = [file.strength for file in report.files[:fixed]]
+    if getattr(report, "told", None) == strengths:
+        return
+    report.told = strengths
     for file in report.files:
+        if file.problem is not None:
+            log.warning(f"{file.problem}; it has no effect, the others are applied")
+            continue
         log.info(f"{file.name} {file.strength:g} -> {file.applied}/{file.total} layers")
         for reason, keys in _by_reason(file.misses).items():
             more = f" and {len(keys) - _SAMPLES} more" if len(keys) > _SAMPLES else ""
@@ -30,21 +38,4 @@ def _by_reason(misses) -> dict[str, list[str]]:
 
 def refused(error) -> None:
     """A LoRA as a whole has no effect; the workflow goes on without it."""
-    log.warning(f"{error}; it has no effect, the others are applied")
-
-
-@contextlib.contextmanager
-def progress():
-    """A callable (done, total) that moves ComfyUI's progress bar, or None outside of ComfyUI."""
-    utils = sys.modules.get("comfy.utils")
-    if not hasattr(utils, "ProgressBar"):
-        yield None
-        return
-    bar = None
-
-    def move(done: int, total: int) -> None:
-        nonlocal bar
-        bar = bar or utils.ProgressBar(total)
-        bar.update_absolute(done, total)
-
-    yield move
+    log.warning(f"{error}; it has no effect, the model runs without it")

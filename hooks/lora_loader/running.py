@@ -9,7 +9,7 @@ from __future__ import annotations
 from qpatch import lora
 from qpatch.lora.errors import LoraError
 
-from . import messages, models, modulation, stack
+from . import messages, models, options, stack
 
 #: Attribute of the diffusion model: the stack of the patcher that injected last and has not ejected.
 _HOLDER = "_qpatch_lora_stack"
@@ -31,10 +31,12 @@ def inject(patcher) -> None:
     wanted = own.wanted(patcher)
     while wanted:
         try:
-            _compose(model, wanted)
-            return
+            return _compose(model, wanted, fixed=len(own.entries))
         except LoraError as error:
-            wanted = _without_culprit(wanted, error)
+            # An error here never stops the loading of a model: the LoRA at fault is left out, or all are.
+            messages.refused(error)
+            rest = [(one, strength) for one, strength in wanted if one.name != error.file]
+            wanted = rest if len(rest) < len(wanted) else []
     if lora.composed(model):
         lora.set_aside(model)
 
@@ -42,24 +44,14 @@ def inject(patcher) -> None:
 def eject(patcher) -> None:
     """Give the model its own parameters back, if it is ``patcher`` whose LoRAs are in it."""
     model, own = models.diffusion_model(patcher.model), stack.of(patcher)
-    if model is None or getattr(model, _HOLDER, own) is not own:
+    if model is None or model.__dict__.get(_HOLDER) is not own:
         return
     lora.set_aside(model)
-    if hasattr(model, _HOLDER):
-        delattr(model, _HOLDER)
+    model.__dict__.pop(_HOLDER, None)
 
 
-def _compose(model, wanted) -> None:
-    loras = [(entry.file, strength) for entry, strength in wanted]
-    with messages.progress() as progress:
-        report = lora.compose(model, loras, leave_out=modulation.judge(model), progress=progress)
-    messages.tell(report)
+def _compose(model, wanted, fixed: int) -> None:
+    loras = [(one.file, strength) for one, strength in wanted]
+    report = lora.compose(model, loras, options.max_rank(), leave_out=options.leave_out(model))
+    messages.tell(report, fixed)
 
-
-def _without_culprit(wanted, error):
-    """``wanted`` without the LoRA that was refused: the others still apply. Raises ``error`` if it names none."""
-    rest = [(entry, strength) for entry, strength in wanted if entry.name != error.file]
-    if len(rest) == len(wanted):
-        raise error
-    messages.refused(error)
-    return rest

@@ -28,7 +28,7 @@ class Cases:
     @pytest.fixture(autouse=True)
     def nothing_stays(self, pairs):
         yield
-        for pair in pairs.made():
+        for pair in pairs.used():
             assert pair.bare()
 
     @pytest.mark.parametrize("family", FAMILIES)
@@ -51,3 +51,85 @@ class Cases:
         pair = pairs(family)
         file = example(family, producer)
         assert pair.error(load(pair.quantized, file, 0.02), [(file, 0.02)]) < TOLERANCE
+
+    @pytest.mark.parametrize("family, parts", [
+        ("qwen-image", ("to_qkv[q]",)), ("qwen-image", ("to_qkv[q]", "to_qkv[v]")), ("qwen-image", ("add_qkv_proj[k]",)),
+        ("qwen-image", ("img_mod.1",)), ("qwen-image", ("txt_mod.1", "img_mlp.net.2")),
+        ("qwen-image", ("proj_out", "img_in", "norm_out.linear")),
+        ("z-image", ("qkv[q]", "qkv[v]")), ("z-image", ("w13[w1]",)), ("z-image", ("w13[w3]",)),
+        ("z-image", ("qkv[k]", "w2")), ("z-image", ("adaLN_modulation.0",)), ("z-image", ("x_embedder", "final_layer.linear")),
+    ])
+    def test_a_file_with_some_components_changes_only_those(self, pairs, family, parts):
+        pair, file = pairs(family), only(example(family), *parts)
+        strength = 0.2 if any("mod" in part for part in parts) else 0.05
+        assert pair.error(load(pair.quantized, file, strength), [(file, strength)]) < TOLERANCE
+
+    @pytest.mark.parametrize("skip_refiners", [False, True])
+    def test_the_refiners_of_z_image_are_reached_quantized_or_not(self, pairs, skip_refiners):
+        pair = pairs("z-image", skip_refiners=skip_refiners)
+        file = example("z-image")
+        refiners = tuple(target for target in file.layers if "refiner" in target)
+        file = only(file, *refiners)
+        assert pair.error(load(pair.quantized, file, 0.05), [(file, 0.05)]) < TOLERANCE
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_components_with_ranks_and_alphas_of_their_own_keep_them(self, pairs, family):
+        pair = pairs(family)
+        endings = (("[q]", 2, 7.0), ("[k]", 5, 1.0), ("[v]", 16, None), ("[w1]", 3, 2.0), ("[w3]", 20, 9.0))
+        files = [(only(example(family, "musubi", rank=rank, alpha=alpha, seed=seed), ending), 0.05)
+                 for seed, (ending, rank, alpha) in enumerate(endings) if family == "z-image" or "w" not in ending]
+        whole = {key: tensor for file, _ in files for key, tensor in file.tensors.items()}
+        assert pair.error(load(pair.quantized, _File(whole), 0.05), files) < TOLERANCE
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_a_stack_of_files_adds_up_each_with_its_strength(self, pairs, family):
+        pair = pairs(family)
+        files = [(example(family, seed=1), 0.02), (only(example(family, "musubi", seed=2), "[q]", "[w3]", "mlp.net.2"), -0.03),
+                 (example(family, "simpletuner lycoris", "lokr", seed=3), 0.01)]
+        patcher = pair.quantized
+        for file, strength in files:
+            patcher = load(patcher, file, strength)
+        assert pair.error(patcher, files) < TOLERANCE
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("strength", [-0.02, 0.003, 0.03])
+    def test_the_strength_scales_the_change(self, pairs, family, strength):
+        pair, file = pairs(family), example(family)
+        assert pair.error(load(pair.quantized, file, strength), [(file, strength)]) < TOLERANCE
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_strength_zero_gives_the_base_exactly(self, pairs, family):
+        pair = pairs(family)
+        assert torch.equal(pair.run(load(pair.quantized, example(family), 0.0)), pair.base)
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_the_bypass_loader_has_the_same_effect(self, pairs, family):
+        pair, file = pairs(family), example(family)
+        patcher = load(pair.quantized, file, 0.02, loader="load_bypass_lora_for_models")
+        assert pair.error(patcher, [(file, 0.02)]) < TOLERANCE
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("kind", REBASED)
+    def test_an_adapter_that_depends_on_the_weight_gets_the_rebuilt_one(self, pairs, family, kind, monkeypatch):
+        monkeypatch.setenv("QPATCH_MAX_RANK", "512")
+        pair, file, strength = pairs(family), example(family, "simpletuner lycoris", kind), REBASED[kind]
+        assert pair.error(load(pair.quantized, file, strength), [(file, strength)]) < TOLERANCE
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_bias_and_full_differences_take_effect_where_there_is_a_place_for_them(self, pairs, family, monkeypatch):
+        monkeypatch.setenv("QPATCH_MAX_RANK", "512")
+        pair = pairs(family)
+        files = [(example(family, "comfyui extract", "diff"), 0.005)]
+        if family == "qwen-image":
+            files.append((example(family, "comfyui extract", "diff_b", seed=1), 0.05))
+        patcher = pair.quantized
+        for file, strength in files:
+            patcher = load(patcher, file, strength)
+        assert pair.error(patcher, files) < TOLERANCE
+
+
+class _File:
+    """Tensors of a file without a reference of their own."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors

@@ -24,30 +24,11 @@ def example(family: str, producer: str = "ai-toolkit", kind: str = "lora", **mor
 
 def only(file: producers.Example, *endings: str) -> producers.Example:
     """``file`` with only the layers whose canonical target ends like one of ``endings``."""
-    kept = {target for target in file.layers if target.endswith(endings)}
-    stems = {spelling for target in kept for spelling in _stems(file, target)}
-    tensors = {key: tensor for key, tensor in file.tensors.items() if any(key.startswith(stem + ".") for stem in stems)}
-    layers = {target: file.layers[target] for target in kept}
+    layers = {target: sample for target, sample in file.layers.items() if target.endswith(endings)}
+    assert layers, endings
+    kept = {id(tensor) for sample in layers.values() for tensor in sample.tensors.values()}
+    tensors = {key: tensor for key, tensor in file.tensors.items() if id(tensor) in kept}
     return producers.Example(file.producer, file.family, file.kind, tensors, file.metadata, layers, file.shapes)
-
-
-def _stems(file, target: str) -> list[str]:
-    """The module names in ``file`` that belong to ``target``: those whose tensors are the sample's."""
-    mine = {id(tensor) for tensor in file.layers[target].tensors.values()}
-    keys = [key for key, tensor in file.tensors.items() if id(tensor) in mine]
-    suffixes = sorted({key.rpartition(".")[2] for key in keys})
-    assert suffixes, target
-    return [_common_stem(keys)]
-
-
-def _common_stem(keys: list[str]) -> str:
-    parts = [key.split(".") for key in keys]
-    common = []
-    for pieces in zip(*parts):
-        if len(set(pieces)) > 1 or pieces[0].startswith(("lora_A", "lora_B", "lora_up", "lora_down", "lokr_", "hada_", "diff")):
-            break
-        common.append(pieces[0])
-    return ".".join(common)
 
 
 def _weight(model: torch.nn.Module, target: str) -> tuple[torch.nn.Module, slice]:
@@ -131,3 +112,22 @@ class Pair:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor
+
+
+class Pairs:
+    """Makes pairs, each once, and knows which were handed out since :meth:`used` was asked."""
+
+    def __init__(self):
+        self._made: dict[tuple, Pair] = {}
+        self._used: set[Pair] = set()
+
+    def __call__(self, family: str, precision: str = "int4", **more) -> Pair:
+        key = family, precision, *more.items()
+        if key not in self._made:
+            self._made[key] = Pair(family, precision, **more)
+        self._used.add(self._made[key])
+        return self._made[key]
+
+    def used(self) -> set[Pair]:
+        used, self._used = self._used, set()
+        return used

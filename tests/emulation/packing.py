@@ -4,12 +4,15 @@ Independent of qpatch's packer and of nunchaku's: one formula gives, for every e
 its place in the plain matrix.
 """
 
+import functools
+
 import torch
 
 #: Place of each of 16 stored bias elements in the plain vector.
 BIAS_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
 
 
+@functools.cache
 def _places(channels: int, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """For element i of the memory of a [channels, rank] factor: channel fragment, rank fragment, n and k inside it."""
     i = torch.arange(channels * rank)

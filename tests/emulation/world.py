@@ -164,5 +164,10 @@ def run(patcher, arguments: dict) -> torch.Tensor:
     import comfy.model_management
 
     comfy.model_management.load_models_gpu([patcher])
+    return evaluate(patcher, arguments)
+
+
+def evaluate(patcher, arguments: dict) -> torch.Tensor:
+    """One call of the diffusion model under ``patcher`` as it stands."""
     with torch.no_grad():
         return patcher.model.diffusion_model(**{**arguments, "transformer_options": {}})
