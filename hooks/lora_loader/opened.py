@@ -12,8 +12,9 @@ from qpatch.lora.files import LoraFile, open_lora
 
 #: Tensor -> name of the file it was read from. Weak: it knows only tensors that somebody else keeps.
 _read_from = WeakIdKeyDictionary()
-#: (family, what the dict holds) -> LoRA, so that a node that runs again with another strength means the same LoRA.
-_open: WeakValueDictionary = WeakValueDictionary()
+#: (family, what a dict holds) -> the opened LoRA, while anybody uses it: a node that runs again with another strength
+#: means the same LoRA, and so does what was composed from it.
+_files: WeakValueDictionary = WeakValueDictionary()
 
 
 def remember(tensors: Mapping[str, torch.Tensor], name: str) -> None:
@@ -42,7 +43,10 @@ class Lora:
     def file(self) -> LoraFile:
         """The opened LoRA; raises :class:`qpatch.lora.errors.LoraError`."""
         if self._file is None:
-            self._file = open_lora(self.tensors, name=self.name, family=self.family)
+            key = self.family.name, frozenset((key, id(tensor)) for key, tensor in self.tensors.items())
+            self._file = _files.get(key)
+            if self._file is None:
+                self._file = _files[key] = open_lora(self.tensors, name=self.name, family=self.family)
         return self._file
 
     def grow(self, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -75,10 +79,6 @@ class Pieces(Lora):
 
 
 def lora(tensors: Mapping[str, torch.Tensor], family, fallback: str) -> Lora:
-    """The LoRA that ``tensors`` holds for ``family``; the same object while the same tensors are in use."""
-    key = family.name, frozenset((key, id(tensor)) for key, tensor in tensors.items())
-    found = _open.get(key)
-    if found is None:
-        # A dict of our own: what the caller does with its dict later does not reach the LoRA.
-        found = _open[key] = Lora(dict(tensors), family, name_of(tensors) or fallback)
-    return found
+    """The LoRA that ``tensors`` holds for ``family``, called after its file, or ``fallback``."""
+    # A dict of our own: what the caller does with its dict later does not reach the LoRA.
+    return Lora(dict(tensors), family, name_of(tensors) or fallback)

@@ -1,13 +1,15 @@
 """Bring the model to the stack of the patcher that runs, and back when it stops.
 
 The clones of a patcher share one model. What is composed in it is read from the model
-(``lora.composed``), whose turn it is from ``_HOLDER`` on the model; nothing else is remembered.
+(``composed``), whose turn it is from ``_HOLDER`` on the model; nothing else is remembered.
 """
 
 from __future__ import annotations
 
-from qpatch import lora
+# The functions themselves, not the package that loads them on demand: patchers are deleted at interpreter exit too.
+from qpatch.lora.composition import composed, set_aside
 from qpatch.lora.errors import LoraError
+from qpatch.lora.planning import compose
 
 from . import messages, models, options, stack
 
@@ -37,8 +39,8 @@ def inject(patcher) -> None:
             messages.refused(error)
             rest = [(one, strength) for one, strength in wanted if one.name != error.file]
             wanted = rest if len(rest) < len(wanted) else []
-    if lora.composed(model):
-        lora.set_aside(model)
+    if composed(model):
+        set_aside(model)
 
 
 def eject(patcher) -> None:
@@ -46,12 +48,12 @@ def eject(patcher) -> None:
     model, own = models.diffusion_model(patcher.model), stack.of(patcher)
     if model is None or model.__dict__.get(_HOLDER) is not own:
         return
-    lora.set_aside(model)
+    set_aside(model)
     model.__dict__.pop(_HOLDER, None)
 
 
 def _compose(model, wanted, fixed: int) -> None:
     loras = [(one.file, strength) for one, strength in wanted]
-    report = lora.compose(model, loras, options.max_rank(), leave_out=options.leave_out(model))
+    report = compose(model, loras, options.max_rank(), leave_out=options.leave_out(model))
     messages.tell(report, fixed)
 

@@ -6,6 +6,8 @@ import qpatch
 from emulation import world
 from emulation.cases import Cases
 from emulation.effect import Pairs
+from emulation.fixtures import clip, count_calls  # noqa: F401
+from emulation.life import LifeCases
 
 pytestmark = [pytest.mark.comfyui, pytest.mark.nunchaku,
               pytest.mark.skipif(world.missing() is not None, reason=f"{world.missing()} is not set")]
@@ -18,5 +20,18 @@ def pairs():
     yield Pairs()
 
 
-class TestOnCheckouts(Cases):
+@pytest.fixture
+def register():
+    """What a sampler does with the hooks of its conditioning, before it loads the model."""
+    import comfy.hooks
+
+    target = comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Model)
+    return lambda patcher, hooks: patcher.register_all_hook_patches(hooks, target, {}, comfy.hooks.HookGroup())
+
+
+class TestEffectOnCheckouts(Cases):
+    pass
+
+
+class TestLifeOnCheckouts(LifeCases):
     pass

@@ -6,6 +6,8 @@ import qpatch
 from emulation import world
 from emulation.cases import Cases
 from emulation.effect import Pairs
+from emulation.fixtures import clip, count_calls  # noqa: F401
+from emulation.life import LifeCases
 
 
 @pytest.fixture(scope="module")
@@ -15,5 +17,14 @@ def pairs():
         yield Pairs()
 
 
-class TestOnStandins(Cases):
+@pytest.fixture
+def register():
+    return lambda patcher, hooks: patcher.register_all_hook_patches(hooks)
+
+
+class TestEffectOnStandins(Cases):
+    pass
+
+
+class TestLifeOnStandins(LifeCases):
     pass

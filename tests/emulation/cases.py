@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from . import effect
 from .effect import FAMILIES, TOLERANCE, example, only
+from .world import Tensors
 
 #: Kinds with an exact low-rank form, and the strength that makes each a visible change of a tiny model.
 KINDS = {"lora": 0.02, "lora_conv": 0.02, "lokr": 0.02, "lokr_w2_whole": 0.02, "lokr_both": 0.01, "loha": 0.005}
@@ -79,7 +79,7 @@ class Cases:
         files = [(only(example(family, "musubi", rank=rank, alpha=alpha, seed=seed), ending), 0.05)
                  for seed, (ending, rank, alpha) in enumerate(endings) if family == "z-image" or "w" not in ending]
         whole = {key: tensor for file, _ in files for key, tensor in file.tensors.items()}
-        assert pair.error(load(pair.quantized, _File(whole), 0.05), files) < TOLERANCE
+        assert pair.error(load(pair.quantized, Tensors(whole), 0.05), files) < TOLERANCE
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_stack_of_files_adds_up_each_with_its_strength(self, pairs, family):
@@ -127,9 +127,3 @@ class Cases:
             patcher = load(patcher, file, strength)
         assert pair.error(patcher, files) < TOLERANCE
 
-
-class _File:
-    """Tensors of a file without a reference of their own."""
-
-    def __init__(self, tensors):
-        self.tensors = tensors

@@ -79,7 +79,8 @@ def mismatch(got: torch.Tensor, got_base: torch.Tensor, wanted: torch.Tensor, wa
 class Pair:
     """A tiny model twice, with its outputs for one input."""
 
-    def __init__(self, family: str, precision: str = "int4", **more):
+    def __init__(self, family: str, precision: str = "int4", twin: bool = False, **more):
+        """``twin`` makes no difference but to :class:`Pairs`: a second pair with the same weights."""
         self.family = family
         build = world.qwen_pair if family == "qwen-image" else world.zimage_pair
         self.plain, self.quantized = build(precision, **more)

@@ -18,6 +18,12 @@ import torch
 from . import kernels, tiny
 
 
+class Tensors(NamedTuple):
+    """A LoRA's tensors, as a file was read."""
+
+    tensors: dict
+
+
 class Folders(NamedTuple):
     comfyui: Path
     nunchaku: Path

@@ -1,0 +1,55 @@
+"""Fixtures of the cases, the same in every world."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import qpatch
+
+
+class Clip:
+    """A text encoder as ComfyUI's loading function sees it: something with keys of its own, that takes patches."""
+
+    def __init__(self, given):
+        self.given = given
+        self.tensors = {f"text_encoders.layer.{name}.weight": torch.ones(2, 2) for name in ("lora_down", "lora_up")}
+        self.cond_stage_model = torch.nn.Module()
+        self.cond_stage_model.layer = torch.nn.Linear(2, 2, bias=False)
+
+    def clone(self):
+        return Clip(self.given)
+
+    def add_patches(self, patches, strength_patch=1.0, strength_model=1.0):
+        self.given.append(sorted(f"text_encoders.{key.removesuffix('.weight')}.{role}.weight" for key in patches
+                                 for role in ("lora_down", "lora_up")))
+        return list(patches)
+
+
+@pytest.fixture
+def clip():
+    return Clip([])
+
+
+@pytest.fixture
+def count_calls():
+    """A function that runs something and lists the Python calls into qpatch's files."""
+    home = str(Path(qpatch.__file__).parent.parent)
+    folders = tuple(str(Path(home) / name) for name in ("qpatch", "hooks", "lora"))
+
+    def count(run):
+        seen = []
+
+        def watch(frame, event, _argument):
+            if event == "call" and frame.f_code.co_filename.startswith(folders):
+                seen.append(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name)
+
+        sys.setprofile(watch)
+        try:
+            run()
+        finally:
+            sys.setprofile(None)
+        return seen
+
+    return count
