@@ -8,6 +8,7 @@ from emulation.cases import Cases
 from emulation.effect import Pairs
 from emulation.fixtures import clip, count_calls  # noqa: F401
 from emulation.life import LifeCases
+from emulation.surroundings import SurroundingCases
 
 pytestmark = [pytest.mark.comfyui, pytest.mark.nunchaku,
               pytest.mark.skipif(world.missing() is not None, reason=f"{world.missing()} is not set")]
@@ -34,4 +35,8 @@ class TestEffectOnCheckouts(Cases):
 
 
 class TestLifeOnCheckouts(LifeCases):
+    pass
+
+
+class TestSurroundingsOnCheckouts(SurroundingCases):
     pass

@@ -8,6 +8,7 @@ from emulation.cases import Cases
 from emulation.effect import Pairs
 from emulation.fixtures import clip, count_calls  # noqa: F401
 from emulation.life import LifeCases
+from emulation.surroundings import SurroundingCases
 
 
 @pytest.fixture(scope="module")
@@ -27,4 +28,8 @@ class TestEffectOnStandins(Cases):
 
 
 class TestLifeOnStandins(LifeCases):
+    pass
+
+
+class TestSurroundingsOnStandins(SurroundingCases):
     pass

@@ -19,7 +19,7 @@ TOLERANCE = 0.01
 
 def example(family: str, producer: str = "ai-toolkit", kind: str = "lora", **more) -> producers.Example:
     """A synthetic LoRA file for the tiny model of ``family``."""
-    return producers.make(producer, family, kind, dims=DIMS[family], blocks=2, **more)
+    return producers.make(producer, family, kind, dims=DIMS[family], **{"blocks": 2, **more})
 
 
 def only(file: producers.Example, *endings: str) -> producers.Example:

@@ -53,6 +53,8 @@ def _low_rank_input(x: torch.Tensor, lora_down: torch.Tensor, out: torch.Tensor)
     out[: x.shape[0]] = x.float() @ unpack(lora_down, down=True).float().T
 
 
+# To torch.compile the real ones are foreign code that it cannot look into.
+@torch.compiler.disable
 def quantize_w4a4_act_fuse_lora(input, output, oscales, lora_down, lora_act_out, smooth, fuse_glu, fp4):
     """Note the activation [M, in] under ``output``, and compute the low-rank hidden states from it."""
     assert not fuse_glu
@@ -87,6 +89,7 @@ def _normalize_and_rotate(part: torch.Tensor, weight: torch.Tensor, pairs: torch
     return turned.flatten(2).view_as(part).to(part.dtype)
 
 
+@torch.compiler.disable
 def gemm_w4a4(act, wgt, out, qout, ascales, wscales, oscales, poolout, lora_act_in, lora_up, lora_down, lora_act_out,
               norm_q, norm_k, rotary_emb, bias, smooth_factor, out_vk, out_linearattn, act_unsigned, lora_scales,
               fuse_silu, fp4, alpha, wcscales, out_q, out_k, out_v, attn_tokens):
@@ -106,6 +109,7 @@ def gemm_w4a4(act, wgt, out, qout, ascales, wscales, oscales, poolout, lora_act_
     out.copy_(y.view_as(out))
 
 
+@torch.compiler.disable
 def gemv_awq(in_feats, kernel, scaling_factors, zeros, m, n, k, group_size):
     """[m, k] times the weight behind ``kernel``: [m, n]; the real one takes a batch of at most 8."""
     assert m <= 8

@@ -115,16 +115,17 @@ def _patcher(cls, model):
     return cls(model, load_device=cpu, offload_device=cpu)
 
 
-def qwen_pair(precision: str = "int4"):
+def qwen_pair(precision: str = "int4", blocks: int = 2):
     """(patcher of the unquantized model, patcher of its Nunchaku twin)."""
     import comfy.model_patcher
     import comfy.supported_models
 
-    plain_config = comfy.supported_models.QwenImage(dict(QWEN))
+    shape = {**QWEN, "num_layers": blocks}
+    plain_config = comfy.supported_models.QwenImage(dict(shape))
     plain_config.set_inference_dtype(torch.float32, None)
     plain = plain_config.get_model({}, "")
     config = _of_pack("model_configs.qwenimage").NunchakuQwenImage(
-        {**QWEN, "scale_shift": 0, "rank": 32, "precision": precision, "transformer_offload_device": None})
+        {**shape, "scale_shift": 0, "rank": 32, "precision": precision, "transformer_offload_device": None})
     config.set_inference_dtype(torch.bfloat16, None)
     quantized = config.get_model({}, "")
     _match(plain, quantized)
@@ -175,5 +176,17 @@ def run(patcher, arguments: dict) -> torch.Tensor:
 
 def evaluate(patcher, arguments: dict) -> torch.Tensor:
     """One call of the diffusion model under ``patcher`` as it stands."""
+    options = arguments.get("transformer_options", {})
     with torch.no_grad():
-        return patcher.model.diffusion_model(**{**arguments, "transformer_options": {}})
+        return patcher.model.diffusion_model(**{**arguments, "transformer_options": dict(options)})
+
+
+def offload(model, monkeypatch) -> None:
+    """Let a Qwen-Image keep its blocks but the first on the CPU, and run them in two buffers; here all is one CPU."""
+    manager = importlib.import_module("nunchaku.models.utils").CPUOffloadManager
+    nothing = type("Event", (), {"record": lambda self, stream=None: None, "wait_event": lambda self, event: None})
+    monkeypatch.setattr(torch.cuda, "Event", lambda *_, **__: nothing())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: nothing())
+    monkeypatch.setattr(manager, "set_device", lambda self, device, force=False: setattr(self, "memory_stream", nothing()),
+                        raising=False)
+    model.set_offload(True, use_pin_memory=False, num_blocks_on_gpu=1)
