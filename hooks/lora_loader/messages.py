@@ -10,15 +10,8 @@ from qpatch import log
 _SAMPLES = 3
 
 
-def tell(report, fixed: int) -> None:
-    """Tell ``report``, once: again only when one of its first ``fixed`` files has another strength.
-
-    The files behind them are scheduled, and change at every step.
-    """
-    strengths = [file.strength for file in report.files[:fixed]]
-    if getattr(report, "told", None) == strengths:
-        return
-    report.told = strengths
+def tell(report) -> None:
+    """One line for each file of a composition, and its misses."""
     for file in report.files:
         if file.problem is not None:
             log.warning(f"{file.problem}; it has no effect, the others are applied")

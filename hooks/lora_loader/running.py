@@ -33,7 +33,7 @@ def inject(patcher) -> None:
     wanted = own.wanted(patcher)
     while wanted:
         try:
-            return _compose(model, wanted, fixed=len(own.entries))
+            return _compose(model, own, wanted)
         except LoraError as error:
             # An error here never stops the loading of a model: the LoRA at fault is left out, or all are.
             messages.refused(error)
@@ -52,8 +52,9 @@ def eject(patcher) -> None:
     model.__dict__.pop(_HOLDER, None)
 
 
-def _compose(model, wanted, fixed: int) -> None:
+def _compose(model, own, wanted) -> None:
     loras = [(one.file, strength) for one, strength in wanted]
-    report = compose(model, loras, options.max_rank(), leave_out=options.leave_out(model))
-    messages.tell(report, fixed)
-
+    report = compose(model, loras, options.max_rank(), leave_out=options.leave_out(model), log=False)
+    if own.told != own.entries:
+        own.told = list(own.entries)
+        messages.tell(report)

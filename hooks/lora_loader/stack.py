@@ -30,10 +30,12 @@ class Stack:
     ``entries``    in the order of the nodes.
     ``scheduled``  LoRAs that come and go with conditioning hooks: ComfyUI's hook reference -> entry, whose
                    strength is multiplied by the hook's own at each step.
+    ``told``       the entries that the log knows of: one line for each, however often they are composed.
     """
 
     entries: list[Entry] = field(default_factory=list)
     scheduled: dict[object, Entry] = field(default_factory=dict)
+    told: list[Entry] | None = None
 
     def on_model_patcher_clone(self) -> Stack:
         """ComfyUI's protocol for attachments."""

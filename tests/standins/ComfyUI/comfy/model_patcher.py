@@ -38,6 +38,9 @@ class ModelPatcher:
     def is_dynamic(self):
         return False
 
+    def model_size(self):
+        return sum(tensor.nbytes for tensor in self.model.state_dict().values())
+
     def is_clone(self, other):
         return getattr(other, "model", None) is self.model
 
