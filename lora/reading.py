@@ -80,7 +80,8 @@ def read(source: Source, family: Family, places: Places, number: int, asked: Ask
         # What names no file is wrong with the model, not with this LoRA.
         if strict or error.file is None:
             raise
-        reading.report.error, reading.parts = error, []
+        # Without the traceback: its frames would keep the caller's objects alive as long as the report.
+        reading.report.error, reading.parts = error.with_traceback(None), []
     return reading
 
 
