@@ -4,7 +4,6 @@ import torch
 
 import comfy.ops
 from comfy.ldm.lumina.model import NextDiT
-from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
 
 
 class BaseModel(torch.nn.Module):
@@ -33,5 +32,7 @@ class Lumina2(BaseModel):
 class QwenImage(BaseModel):
     family = "qwen-image"
 
-    def __init__(self, config, device=None, unet_model=QwenImageTransformer2DModel):
-        super().__init__(config, unet_model, device)
+    def __init__(self, config, device=None, unet_model=None):
+        from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
+
+        super().__init__(config, unet_model or QwenImageTransformer2DModel, device)

@@ -4,7 +4,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 from comfy.ldm.lumina.model import JointAttention
 from nunchaku.models.linear import SVDQW4A4Linear
-from nunchaku.ops.fused import fused_qkv_norm_rotary, pack_rotary
 
 
 def add_comfy_cast_weights_attr(svdq_linear, comfy_linear):
@@ -42,6 +41,8 @@ class ComfyNunchakuZImageAttention(JointAttention):
         add_comfy_cast_weights_attr(self.out, orig_attn.out)
 
     def forward(self, x, freqs_cis):
+        from nunchaku.ops.fused import fused_qkv_norm_rotary, pack_rotary
+
         fused = fused_qkv_norm_rotary(x, self.qkv, self.q_norm.weight, self.k_norm.weight, pack_rotary(freqs_cis))
         return self.attend(*(part.unflatten(-1, (-1, self.head_dim)) for part in fused.chunk(3, dim=-1)))
 

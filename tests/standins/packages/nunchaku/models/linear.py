@@ -3,9 +3,6 @@
 import torch
 from torch import nn
 
-from .._C import ops
-from ..ops.gemm import svdq_gemm_w4a4_cuda
-
 
 def _empty(*shape, dtype, device):
     return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
@@ -41,6 +38,8 @@ class SVDQW4A4Linear(nn.Module):
                    torch_dtype=torch_dtype, device=linear.weight.device, **kwargs)
 
     def quantize(self, x):
+        from .._C import ops
+
         rows = 256 * -(-x.shape[0] // 256)
         quantized = torch.empty(rows, self.in_features // 2, dtype=torch.uint8)
         hidden = torch.empty(rows, self.proj_down.shape[1])
@@ -49,6 +48,8 @@ class SVDQW4A4Linear(nn.Module):
         return quantized, None, hidden
 
     def forward_quant(self, quantized, ascales, hidden, output):
+        from ..ops.gemm import svdq_gemm_w4a4_cuda
+
         svdq_gemm_w4a4_cuda(act=quantized, wgt=self.qweight, out=output, ascales=ascales, wscales=self.wscales,
                             lora_act_in=hidden, lora_up=self.proj_up, bias=self.bias, fp4=self.precision == "nvfp4",
                             act_unsigned=self.act_unsigned)
@@ -76,6 +77,8 @@ class AWQW4A16Linear(nn.Module):
                    group_size=group_size, torch_dtype=torch_dtype, device=device)
 
     def forward(self, x):
+        from .._C import ops
+
         output = ops.gemv_awq(x, self.qweight, self.wscales, self.wzeros, x.shape[0], self.out_features, self.in_features,
                               self.group_size)
         return output if self.bias is None else output.add_(self.bias)
