@@ -69,7 +69,7 @@ def test_without_torch_dtype_the_declared_one_is_taken(mended):
 
 
 def test_the_linears_that_stay_are_lazy_until_the_checkpoint_fills_them(mended):
-    assert mended["unfilled"] == ["cap_embedder"]
+    assert {"cap_embedder.1", "x_embedder", "layers.0.adaLN_modulation.0"} <= set(mended["unfilled"])
     assert mended["agrees"]
 
 
