@@ -20,8 +20,7 @@ def recognise(name: str, keys: list[str], wanted: Family | None) -> Resolver | N
     """
     if not keys:
         raise FileError("the file holds no tensors", file=name)
-    matches = [_Match(family, keys) for family in ([wanted] if wanted else FAMILIES.values())]
-    best = max(matches, key=lambda match: match.known)
+    best = _best_match(keys, [wanted] if wanted else FAMILIES.values())
     if best.texts == len(keys):
         return None
     # FLUX names its attention layers as Qwen-Image does, and they have the same size.
@@ -31,6 +30,17 @@ def recognise(name: str, keys: list[str], wanted: Family | None) -> Resolver | N
     if not best.known:
         raise _nothing_known(name, keys, wanted)
     return best.resolver
+
+
+def _best_match(keys, candidates) -> _Match:
+    best = None
+    for family in candidates:
+        match = _Match(family, keys)
+        if not match.strange:
+            return match
+        if best is None or match.known > best.known:
+            best = match
+    return best
 
 
 class _Match:

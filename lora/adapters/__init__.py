@@ -28,6 +28,8 @@ KINDS: tuple[type[Adapter], ...] = (
     LoRA, LoKr, LoHa, GLoRA, OFT, InputRotation, IA3, PeftIA3, Difference, Replacement,
 )
 
+_KIND_OF = {role: kind for kind in KINDS for role in kind.marks}
+
 _CONVOLUTION = "it belongs to a convolution; these models have none"
 
 #: Roles that make a layer impossible to apply, and why.
@@ -48,13 +50,13 @@ def from_layer(layer: Layer) -> Adapter:
     for role in layer.keys:
         if role in UNSUPPORTED:
             raise layer.refuse(UnsupportedAdapter, f"{role}: {UNSUPPORTED[role]}", role)
-    kinds = [kind for kind in KINDS if kind.marks & layer.keys.keys()]
+    kinds = dict.fromkeys(_KIND_OF[role] for role in layer.keys if role in _KIND_OF)
     if len(kinds) > 1:
         raise layer.refuse(FileError, "the layer holds several adapters: " + ", ".join(kind.kind for kind in kinds))
-    if kinds == [OFT] and len(layer.raw_shape(Role.oft_blocks)) == 4:
-        return BOFT(layer)
-    if kinds:
-        return kinds[0](layer)
+    for kind in kinds:
+        # The two share their key; a fourth dimension is what tells them apart.
+        boft = kind is OFT and len(layer.raw_shape(Role.oft_blocks)) == 4
+        return (BOFT if boft else kind)(layer)
     if Bias.marks & layer.keys.keys():
         return Bias(layer)
     raise layer.refuse(IncompleteAdapter, f"{', '.join(sorted(layer.keys))} without an adapter")

@@ -45,5 +45,5 @@ Z_IMAGE = Family(
         Module("t_embedder.mlp.2", "condition", "time_hidden"),
     ),
     # Lumina 2, which it grew out of, has the same blocks, but its modulation is number 1.
-    marks=re.compile(r"(layers|refiner)[._]\d+[._](attention[._]to_|adaLN_modulation[._]0)|all_(x_embedder|final_layer)"),
+    marks=re.compile(r"(layers|refiner)[._]\d+[._](attention[._]to_|adaLN_modulation[._]0)|all_(x_emb|final)"),
 )
