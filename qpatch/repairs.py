@@ -89,6 +89,11 @@ REPAIRS = {
         targets={"*.models.zimage": ("fuse_to_svdquant_linear", "patch_model")},
         seen=(("ComfyUI-nunchaku", "1.2.1", "1.2.1"),),
     ),
+    "zimage-attention": dict(
+        mends="settings of ComfyUI's attention that ComfyUI-nunchaku 1.1 does not copy",
+        targets={"*.models.zimage": ("fuse_to_svdquant_linear", "patch_model")},
+        seen=(("ComfyUI", "0.29.0", "0.33.0"),),
+    ),
     "zimage-batch": dict(
         mends="the positions of image two and later in a batch of Nunchaku Z-Image",
         targets={"*.models.zimage": ("fuse_to_svdquant_linear", "patch_model")},
