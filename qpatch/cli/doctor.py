@@ -25,6 +25,7 @@ def configure(parser) -> None:
 def run(arguments) -> int:
     from .. import __version__, doctor
     from ..doctor.context import Context
+    from ..doctor.known_breaks import rows
 
     context = Context.here(existing_folders(arguments.comfyui))
     checks = doctor.examine(context)
@@ -33,10 +34,12 @@ def run(arguments) -> int:
         print(json.dumps({
             "qpatch": __version__, "python": str(context.executable), "verdict": worst,
             "checks": [{"name": name, **vars(verdict)} for name, verdict in checks.items()],
+            "breaks": [vars(found) for found in rows(context)],
         }, indent=2))
     else:
         print(f"{context.executable}\nqpatch {__version__}\n")
         _show(checks)
+        _show_breaks(rows(context))
     return 1 if worst == "problem" else 0
 
 
@@ -53,6 +56,15 @@ def _show(checks) -> None:
     for why, names in skipped.items():
         print(row((SKIPPED, ""), (SIZES[0], 0), f"{', '.join(names)}: {why}"))
     print("\n" + _summary(checks.values()))
+
+
+def _show_breaks(found) -> None:
+    """The table of known breaks, those that are not here left to ``--json``."""
+    here = [entry for entry in found if entry.state != "not needed"]
+    if here:
+        print("\nknown breaks between the versions that are installed:")
+    for entry in here:
+        print(row((entry.state,), (13,), f"{entry.what}: {entry.why}"))
 
 
 def _shown(name: str, verdict) -> str:

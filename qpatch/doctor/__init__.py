@@ -27,6 +27,7 @@ CHECKS = {
     "pack-comfyui": "node_packs:pack_imports",
     "neighbours": "node_packs:neighbours",
     "dynamic-vram": "dynamic_vram:lazy_linear",
+    "known-breaks": "known_breaks:known_breaks",
 }
 
 
