@@ -28,6 +28,7 @@ class Layer:
     source: Source
     stem: str = ""
     rules: Rules = field(default_factory=Rules)
+    _finite: set[Role] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def file(self) -> str:
@@ -78,13 +79,14 @@ class Layer:
         return value
 
     def tensor(self, role: Role) -> torch.Tensor:
-        """The tensor under ``role`` as it is, but fp8 as bfloat16 (exact); refuses Inf and NaN."""
+        """The tensor under ``role`` as it is, but fp8 as bfloat16 (exact); refuses Inf and NaN, looked for once."""
         tensor = self.source.tensor(self.keys[role])
         if self.source.entries[self.keys[role]].dtype in _FP8:
             tensor = tensor.to(torch.bfloat16)
-        if not is_finite(tensor):
+        if role not in self._finite and not is_finite(tensor):
             raise self.refuse(NonFiniteError, f"{role} holds NaN or Inf: the training diverged, or the file is damaged",
                               role)
+        self._finite.add(role)
         return tensor
 
     def matrix(self, role: Role) -> torch.Tensor:

@@ -12,6 +12,8 @@ from .families import Family, foreign
 #: So many different names are compared; files with more unknown ones get the plain reason for the rest.
 LIMIT = 64
 
+#: A last component that means an adapter's tensor, but none that is known.
+_ADAPTER_WORD = re.compile(r"\.(lora|lokr|hada|oft|boft|ia3|vera|hra)_[^.]*$")
 _NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")
 _DOTS_OR_UNDERSCORES = re.compile(r"[._]")
 
@@ -37,8 +39,8 @@ class Nearest:
         return reason.replace("#", numbers[0] if numbers else "N", 1)
 
     def _reason(self, name, split) -> str:
-        if split is None:
-            return f"its ending is none that an adapter has{self._suggest(name)}"
+        if split is None or _ADAPTER_WORD.search(name):
+            return f"its ending is none that an adapter has{self._suggest(_ADAPTER_WORD.sub('', name))}"
         if split[1] is keys.Role.ia3_weight:
             return "a plain weight: this part of the file is a model, not a LoRA"
         other = foreign.recognise(name)

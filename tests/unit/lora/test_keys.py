@@ -143,9 +143,15 @@ def test_text_encoder_keys_are_left_to_the_caller(key):
     ("lora_unet_layers_7_attention_to_outt_0.lora_down.weight", "layers.7.attention.to_out.0"),
     ("diffusion_model.noise_refiner.1.feed_forward.w4.lora_A.weight", "noise_refiner.1.feed_forward.w"),
     ("layers.2.attention.to_q.lora_X", "layers.2.attention.to_q"),
+    ("layers.2.attention.to_q.boft_R.weight", "layers.2.attention.to_q"),
 ])
 def test_unknown_key_is_reported_with_the_nearest_name(key, nearest):
     assert f"nearest: {nearest}" in resolve(key).unknown
+
+
+@pytest.mark.parametrize("ending", ["lora_X", "lora_C.weight", "boft_R.weight", "vera_lambda_b", "nonsense"])
+def test_an_ending_that_is_not_known_is_said_to_be_the_problem(ending):
+    assert "its ending is none that an adapter has" in resolve(f"layers.2.attention.to_q.{ending}").unknown
 
 
 def test_unknown_key_of_another_model_says_which_model():

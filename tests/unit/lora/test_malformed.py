@@ -176,6 +176,15 @@ def test_not_finite_factors_are_refused_with_their_key(tmp_path, bad, dtype, end
     assert caught.value.key == f"{STEM}.{ending}" and caught.value.file == "bad.safetensors"
 
 
+def test_a_tensor_is_looked_at_for_nan_once(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr("qpatch.lora.layer.is_finite", lambda tensor: looked_at.append(tensor) or True)
+    adapter = next(iter(open_lora(pair()).layers.values()))
+    adapter.delta()
+    adapter.delta()
+    assert len(looked_at) == 2
+
+
 def test_opposite_infinities_and_large_finite_values_are_told_apart():
     tensors = pair((2, 40), (60, 2))
     tensors[f"{STEM}.lora_B.weight"][0] = torch.tensor([float("inf"), -float("inf")])
