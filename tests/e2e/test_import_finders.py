@@ -77,6 +77,20 @@ FINDERS = """
             if spec is not None:
                 spec.loader = OwnLoader(spec.loader.name, spec.loader.path)
             return spec
+
+    class Shared(SourceFileLoader):
+        "One loader for all modules: it goes by the module that it is given."
+        def get_filename(self, name):
+            return PathFinder.find_spec(name, ["pkg"]).origin
+        def exec_module(self, module):
+            exec(compile(open(module.__spec__.origin).read(), module.__spec__.origin, "exec"), module.__dict__)
+
+    class Sharing:
+        loader = Shared("shared", "shared.py")
+        def find_spec(self, name, path=None, target=None):
+            if name in ("pkg.target", "pkg.other"):
+                origin = PathFinder.find_spec(name, path, target).origin
+                return importlib.util.spec_from_file_location(name, origin, loader=self.loader)
 """
 
 
@@ -113,6 +127,19 @@ def test_a_loader_class_of_somebody_else_keeps_its_way_of_executing(each_python,
         import pkg.target
         assert pkg.target.f(1) == 2 and finders.OwnLoader.ran == 1
         assert type(pkg.target.__loader__) is finders.OwnLoader and "exec_module" not in vars(pkg.target.__loader__)
+    """)
+
+
+def test_a_loader_that_several_modules_share_is_left_alone(each_python, crowd):
+    crowd.write(**{"pkg.other": TARGET})
+    crowd.run(each_python, """
+        sys.meta_path.insert(1, finders.Sharing())
+        import importlib.util
+        spec = importlib.util.find_spec("pkg.target")
+        assert "exec_module" not in vars(finders.Sharing.loader)
+        import pkg.other, pkg.target
+        assert (pkg.other.f(1), pkg.target.f(1)) == (1, 1)
+        assert probe.states() == {"pkg.target": "incompatible"}
     """)
 
 
