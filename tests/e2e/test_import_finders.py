@@ -85,6 +85,24 @@ FINDERS = """
         def exec_module(self, module):
             exec(compile(open(module.__spec__.origin).read(), module.__spec__.origin, "exec"), module.__dict__)
 
+    class Prickly:
+        "A loader that does not say AttributeError where it has no attribute."
+        def __init__(self, spec):
+            self.inner = spec.loader
+        def create_module(self, spec):
+            return None
+        def exec_module(self, module):
+            self.inner.exec_module(module)
+        def __getattr__(self, name):
+            raise RuntimeError(f"ask me for something else than {name}")
+
+    class Pricking:
+        def find_spec(self, name, path=None, target=None):
+            spec = PathFinder.find_spec(name, path, target) if name == "pkg.target" else None
+            if spec is not None:
+                spec.loader = Prickly(spec)
+            return spec
+
     class Sharing:
         loader = Shared("shared", "shared.py")
         def find_spec(self, name, path=None, target=None):
@@ -140,6 +158,14 @@ def test_a_loader_that_several_modules_share_is_left_alone(each_python, crowd):
         import pkg.other, pkg.target
         assert (pkg.other.f(1), pkg.target.f(1)) == (1, 1)
         assert probe.states() == {"pkg.target": "incompatible"}
+    """)
+
+
+def test_a_loader_that_cannot_even_be_looked_at_is_left_alone(each_python, crowd):
+    crowd.run(each_python, """
+        sys.meta_path.insert(1, finders.Pricking())
+        import pkg.target
+        assert pkg.target.f(1) == 1 and probe.states() == {"pkg.target": "incompatible"}
     """)
 
 
