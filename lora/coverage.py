@@ -74,5 +74,4 @@ def _norm(adapter: Adapter) -> float | None:
     delta: Delta = adapter.delta()
     if delta.rebase is not None or delta.replace is not None:
         return None
-    changes = [change for change in (delta.terms, delta.dense) if change is not None and len(change)]
-    return sum(map(lowrank.norm, changes))
+    return lowrank.norm(delta.terms if delta.dense is None else delta.dense)
