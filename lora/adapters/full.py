@@ -43,13 +43,19 @@ class Difference(_Unscaled):
 
 
 class Replacement(_Unscaled):
-    """``set_weight`` [out, in] or [dim] takes the place of the weight."""
+    """``set_weight`` [out, in] or [dim] takes the place of the weight, blended with it by the strength.
+
+    ComfyUI puts it in whole at any strength; at strength 1 the two agree.
+    """
 
     kind = "set_weight"
     marks = needs = frozenset({Role.set_weight})
 
     def _measure(self):
         return self._plain_shape(Role.set_weight)
+
+    def _scale_and_note(self):
+        return 1.0, "blended with the base by the strength; ComfyUI puts it in whole"
 
     def _change(self):
         return Delta(replace=self._plain(Role.set_weight))
