@@ -169,9 +169,16 @@ def test_what_we_supplied_does_not_make_the_target_fine_by_itself_when_it_is_rel
 
 
 def test_a_hook_that_offers_its_own_target_again_has_one_turn(hook, target):
-    hook(examine=lambda module: (engine.loaded(NAME, module), finding.needed(""))[1])
+    turns = []
+
+    def examine(module):
+        turns.append(module)
+        engine.loaded(NAME, module)
+        return finding.needed("")
+
+    hook(examine=examine)
     engine.loaded(NAME, target)
-    assert target.f(1) == 2
+    assert turns == [target] and target.f(1) == 2
 
 
 def test_a_module_put_into_sys_modules_by_hand_is_mended_at_once_on_activation(hook, target, monkeypatch):

@@ -161,6 +161,26 @@ def test_what_exists_is_not_supplied_again_and_not_taken_away(module):
     assert module.f is real and patch.lost() is None
 
 
+def test_what_was_supplied_before_is_not_taken_away_by_a_later_attempt_that_fails(module):
+    def value():
+        return 1
+
+    put([Supply(module, "g", value)])
+    with pytest.raises(AttributeError):
+        put([Supply(module, "g", value), Wrap(module, "missing", plus_one)])
+    assert module.g is value
+
+
+def test_a_patch_that_found_itself_in_place_still_knows_when_it_is_lost(module):
+    original = module.f
+    put([Wrap(module, "f", plus_one)])
+    again = Wrap(module, "f", plus_one)
+    put([again])
+    assert again.lost() is None
+    module.f = original
+    assert again.lost().endswith(f"is now {module.__name__}.f")
+
+
 def test_what_was_supplied_is_marked_and_taken_away_again(module):
     patch = Supply(module, "g", lambda: 1)
     put([patch])
