@@ -1,4 +1,8 @@
-"""A real ComfyUI in this process, NVFP4 products on a CPU, and dynamic VRAM without its driver."""
+"""A real ComfyUI in this process, NVFP4 products on a CPU, dynamic VRAM without its driver, and a small model.
+
+Run once for each ComfyUI and comfy_kitchen of interest, with QPATCH_TEST_COMFYUI naming the former's folder
+and PYTHONPATH the latter's.
+"""
 
 import importlib
 import os
@@ -7,6 +11,14 @@ import types
 
 import pytest
 import torch
+from convrot_reference import int8_layer, load, nvfp4_layer
+
+from qpatch import states
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +38,94 @@ def comfy():
     for name in ("ops", "model_patcher", "model_management", "lora", "weight_adapter", "quant_ops", "sd"):
         importlib.import_module(f"comfy.{name}")
     return sys.modules["comfy"]
+
+
+@pytest.fixture(scope="session")
+def hook_states(comfy):
+    """State of each hook on comfy.ops, as ``qpatch status`` has it."""
+    return {row["hook"]: row["state"] for row in states.snapshot()}
+
+
+@pytest.fixture(scope="session")
+def formats(comfy, hook_states):
+    """What this ComfyUI can load of "nvfp4", "int8" (Linear) and "kernel" (INT8 Conv2d)."""
+    found = ["nvfp4"]
+    if "int8_tensorwise" in comfy.ops.QUANT_ALGOS:
+        found += ["int8"] + (["kernel"] if hook_states["convrot-conv2d"] == "applied" else [])
+    return found
+
+
+class Block(torch.nn.Module):
+    """What a mixed pack holds: one layer of each kind, run one after the other."""
+
+    def __init__(self, ops, kinds):
+        super().__init__()
+        self.kinds = kinds
+        for kind in kinds:
+            made = ops.Conv2d(64, 64, 3, padding=1) if kind == "kernel" else ops.Linear(256, 256)
+            setattr(self, kind, made)
+
+    def forward(self, x):
+        for kind in self.kinds:
+            if kind == "kernel":
+                x = torch.nn.functional.silu(self.kernel(x.reshape(-1, 64, 16, 16))).reshape(-1, 256)
+            else:
+                x = torch.nn.functional.silu(getattr(self, kind)(x))
+        return x
+
+
+class Pack:
+    """A file of a mixed pack, the float weights it was made of, and models that load it.
+
+    ``model()`` is what a ModelPatcher takes; ``reference(x, deltas)`` the float model with the same weights
+    plus ``deltas`` (kind -> delta).
+    """
+
+    def __init__(self, comfy, formats):
+        self.comfy, self.kinds = comfy, [*formats, "plain"]
+        self.weights = {kind: torch.randn(64, 64, 3, 3) / 24 if kind == "kernel" else torch.randn(256, 256) / 16
+                        for kind in self.kinds}
+        self.entries = {}
+        for kind, weight in self.weights.items():
+            size = {"nvfp4": 64, "int8": 256, "kernel": 16}.get(kind)
+            layer = {"weight": weight} if kind == "plain" else (nvfp4_layer if kind == "nvfp4" else int8_layer)(weight, size)
+            bias = torch.randn(weight.shape[0]) / 16
+            self.entries.update({f"{kind}.{key}": value for key, value in {**layer, "bias": bias}.items()})
+
+    def block(self, disabled=("nvfp4",), dtype=torch.float32):
+        block = Block(self.comfy.ops.mixed_precision_ops({}, dtype, disabled=set(disabled)), self.kinds)
+        block.load_state_dict(dict(self.entries))
+        return block
+
+    def model(self, **options):
+        model = torch.nn.Module()
+        model.diffusion_model = self.block(**options)
+        return model
+
+    def reference(self, x, deltas=None):
+        block = Block(torch.nn, self.kinds)
+        block.load_state_dict({
+            f"{kind}.{name}": self.entries[f"{kind}.bias"] if name == "bias" else self.weights[kind] + (deltas or {}).get(kind, 0)
+            for kind in self.kinds for name in ("weight", "bias")})
+        with torch.no_grad():
+            return block(x)
+
+    def lora(self, kinds, rank=8):
+        """(patches for ModelPatcher.add_patches, kind -> delta at strength 1) of a LoRA on ``kinds``."""
+        patches, deltas = {}, {}
+        for kind in kinds:
+            shape = self.weights[kind].shape
+            up = torch.randn(shape[0], rank, *([1, 1] if len(shape) == 4 else [])) / 4
+            down = torch.randn(rank, *shape[1:]) / 12
+            adapter = self.comfy.weight_adapter.LoRAAdapter(set(), (up, down, float(rank), None, None, None))
+            patches[f"diffusion_model.{kind}.weight"] = adapter
+            deltas[kind] = (up.flatten(1) @ down.flatten(1)).reshape(shape)
+        return patches, deltas
+
+
+@pytest.fixture
+def pack(comfy, formats):
+    return Pack(comfy, formats)
 
 
 @pytest.fixture
