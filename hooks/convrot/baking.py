@@ -76,7 +76,7 @@ def baked(weight, key: str, patches: dict, seed: int, device, model_patcher):
         dense = model_patcher.comfy.lora.calculate_weight(patches[key], weight.dequantize().float(), key)
         return requantized(weight, dense, seed)
     for rows, up, down in terms:
-        values[rows] += (up @ down).reshape(values[rows].shape)
+        values[rows].flatten(1).addmm_(up, down)
     return with_stored_values(weight, values, seed)
 
 
