@@ -97,8 +97,9 @@ def requantized(weight: QuantizedTensor, values: torch.Tensor, seed: int = 0) ->
     options = {"scale": "recalculate", "stochastic_rounding": seed}
     # Not in the oldest releases, whose layouts have no options to preserve.
     again = getattr(weight, "requantize_from_float", None)
-    made = QuantizedTensor.from_float(values, weight._layout_cls, **options) if again is None else again(values, **options)
-    return made.to(weight.dtype)
+    if again is None:
+        return QuantizedTensor.from_float(values, weight._layout_cls, **options).to(weight.dtype)
+    return again(values, **options).to(weight.dtype)
 
 
 def _rotated_layout(weight: QuantizedTensor) -> type | None:

@@ -21,15 +21,13 @@ DEFAULT_GROUP_SIZE = 256
 
 
 @dataclass(frozen=True)
-class Rotation:
-    """What a layer's configuration says about its basis.
-
-    ``format``: ComfyUI's name of the storage ("nvfp4", "int8_tensorwise"). ``group_size``: elements per
-    block of the rotation.
+class Declaration:
+    """What a layer's configuration says: ComfyUI's name of the storage format, and the group size of the
+    rotation that the weight is stored under, None if it is not rotated.
     """
 
     format: str
-    group_size: int
+    group_size: int | None = None
 
 
 def decode(raw) -> dict | None:
@@ -87,19 +85,16 @@ def plain(settings: dict) -> dict:
     return {**found, **settings}
 
 
-def rotation(settings: dict) -> Rotation | None:
-    """The rotation that ``settings`` declares; None when it declares none.
-
-    ValueError or TypeError when the group size is not a number.
-    """
+def declaration(settings: dict) -> Declaration:
+    """What ``settings`` declare. ValueError or TypeError when the group size is not a number."""
     settings = plain(settings)
-    if not _true(settings.get("convrot")):
-        return None
-    return Rotation(str(settings.get("format")), int(settings.get("convrot_groupsize") or DEFAULT_GROUP_SIZE))
+    rotated = _true(settings.get("convrot"))
+    size = int(settings.get("convrot_groupsize") or DEFAULT_GROUP_SIZE) if rotated else None
+    return Declaration(str(settings.get("format")), size)
 
 
 def shape(settings: dict) -> tuple[int, ...] | None:
-    """The logical (out, in) of the weight where ``settings`` say it; it differs from the stored one when that is padded."""
+    """The logical (out, in) of the weight where ``settings`` say it; the stored one may be padded."""
     for place in (settings, _nested(settings)):
         if place.get("orig_shape"):
             return tuple(int(size) for size in place["orig_shape"])

@@ -77,27 +77,34 @@ def conv2d_class(comfy_ops, made) -> type:
 
 def _taken(module, state_dict: dict, prefix: str, dtype: torch.dtype):
     """The INT8 weight of ``module``, its entries taken out of ``state_dict``; None where ComfyUI is to load it."""
+    from . import adoption
+
+    declared = adoption.announce(module, state_dict, prefix)
+    if declared is None or declared.format != config.INT8:
+        return None
+    with adoption.careful("cannot be loaded as an INT8 convolution and will give noise", prefix):
+        weight, scale = (state_dict.get(prefix + name) for name in ("weight", "weight_scale"))
+        tensor = _quantized(module, weight, scale, declared.group_size or 1, dtype)
+        for name in ("weight", "weight_scale", "comfy_quant"):
+            del state_dict[prefix + name]
+        return tensor
+    return None
+
+
+def _quantized(module, weight, scale, size: int, dtype: torch.dtype):
+    """The entries of a file as a tensor; ValueError where they are not an INT8 weight of ``module``."""
     from comfy_kitchen.tensor import QuantizedTensor, get_layout_class
 
     from . import adoption, layouts
 
-    rotation = adoption.announce(module, state_dict, prefix)
-    raw = state_dict.get(f"{prefix}comfy_quant")
-    weight, scale = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}weight_scale")
-    if raw is None or config.decode(raw).get("format") != config.INT8:
-        return None
-    size = 1 if rotation is None else rotation.group_size
-    reason = _unfit(module, weight, scale) or (rotation and adoption.unfit(size, weight.shape[1]))
-    if reason:
-        adoption.complain(f"cannot be loaded as INT8 convolution and will give noise: {reason}", prefix)
-        return None
-    for name in ("weight", "weight_scale", "comfy_quant"):
-        del state_dict[f"{prefix}{name}"]
+    reason = _unfit(module, weight, scale) or (adoption.unfit(size, weight.shape[1]) if size > 1 else None)
+    if reason is not None:
+        raise ValueError(reason)
     device, layout = module.weight.device, layouts.convolution(size)
-    shape = (-1, 1, 1, 1) if scale.numel() > 1 else ()
     rotated = {"convrot": True, "convrot_groupsize": size} if size > 1 else {}
     params = get_layout_class(layout).Params(
-        scale=scale.to(device).reshape(shape), orig_dtype=dtype, orig_shape=tuple(weight.shape), **rotated)
+        scale=scale.to(device).reshape((-1, 1, 1, 1) if scale.numel() > 1 else ()),
+        orig_dtype=dtype, orig_shape=tuple(weight.shape), **rotated)
     return QuantizedTensor(weight.to(device), layout, params)
 
 
@@ -105,7 +112,7 @@ def _unfit(module, weight, scale) -> str | None:
     """Why the entries of a file are not an INT8 weight of ``module``; None if they are."""
     if weight is None or scale is None:
         return "the file has no weight or no weight_scale"
-    if weight.dtype != torch.int8 or weight.dim() != 4 or weight.shape != module.weight.shape:
+    if weight.dtype != torch.int8 or weight.shape != module.weight.shape:
         return f"its weight is {weight.dtype} {tuple(weight.shape)}, expected int8 {tuple(module.weight.shape)}"
     if scale.numel() not in (1, weight.shape[0]):
         return f"it has {scale.numel()} scales, expected 1 or {weight.shape[0]}"

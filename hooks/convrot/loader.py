@@ -56,11 +56,11 @@ def adopting(comfy_ops, format: str, layout: str):
 
     def make(original):
         def load_quantized_module(module, super_load, state_dict, prefix, *args, **kwargs):
-            rotation = adoption.announce(module, state_dict, prefix)
+            declared = adoption.announce(module, state_dict, prefix)
             result = original(module, super_load, state_dict, prefix, *args, **kwargs)
-            if rotation is not None and rotation.format == format:
+            if declared is not None and declared.format == format and declared.group_size is not None:
                 if not hswq.owns(module, vars(comfy_ops)["_load_quantized_module"], load_quantized_module):
-                    adoption.adopt(module, rotation, layout, prefix)
+                    adoption.adopt(module, declared.group_size, layout, prefix)
             return result
 
         return load_quantized_module
@@ -93,10 +93,10 @@ def _load_method(original):
     from . import adoption
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
-        rotation = adoption.announce(self, state_dict, prefix)
+        declared = adoption.announce(self, state_dict, prefix)
         original(self, state_dict, prefix, *args)
-        if rotation is not None and rotation.format == config.NVFP4 and not hswq.owns(self, None, None):
-            adoption.adopt(self, rotation, config.NVFP4_LAYOUT, prefix)
+        if declared is not None and declared.format == config.NVFP4 and declared.group_size is not None:
+            adoption.adopt(self, declared.group_size, config.NVFP4_LAYOUT, prefix)
 
     return _load_from_state_dict
 

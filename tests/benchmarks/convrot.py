@@ -18,7 +18,11 @@ from qpatch.hooks.convrot.basis import requantized, stored_values, with_stored_v
 from qpatch.hooks.convrot.rotation import rotate, rotate_channels
 
 SIZE = 256
-SHAPES = {"weight 3840 x 3840": (3840, 3840), "weight 10240 x 3840": (10240, 3840), "activation 4096 x 3840": (4096, 3840)}
+SHAPES = {"weight 3840 x 3840": (3840, 3840), "weight 10240 x 3840": (10240, 3840),
+          "activation 4096 x 3840": (4096, 3840)}
+#: Of SDXL at 1024 x 1024: outputs, inputs, side of the kernel, side of the image, group size.
+CONVOLUTIONS = ((320, 320, 3, 64, 64), (640, 640, 3, 32, 64), (1280, 1280, 3, 32, 256), (1280, 2560, 3, 16, 256),
+                (1280, 640, 1, 32, 64))
 
 
 def taken(variants: dict, rounds: int) -> dict[str, list[float]]:
@@ -58,7 +62,8 @@ def rotation(rounds: int) -> None:
             median = {variant: statistics.median(values) for variant, values in times.items()}
             print(f"  {str(dtype)[6:]:9} {name:22} ours {median['ours']:7.2f} ms, kitchen {median['kitchen']:7.2f} ms, "
                   f"ours / kitchen {ratio(times['ours'], times['kitchen'])}, "
-                  f"control {ratio(times['again'], times['kitchen'])}, ours / copy {median['ours'] / median['copy']:.1f}")
+                  f"control {ratio(times['again'], times['kitchen'])}, "
+                  f"ours / copy {median['ours'] / median['copy']:.1f}")
 
 
 def bake(rounds: int) -> None:
@@ -88,16 +93,17 @@ def bake(rounds: int) -> None:
             print(f"  {name:5} {stage:30} {milliseconds:8.1f} ms")
         around = sum(value for stage, value in median.items() if stage.startswith("around"))
         direct = sum(value for stage, value in median.items() if stage.startswith("direct"))
-        print(f"  {name:5} without baking {around:.0f} ms at each cast; with it {direct:.0f} ms once ({around / direct:.2f} times as fast)")
+        print(f"  {name:5} without baking {around:.0f} ms at each cast; with it {direct:.0f} ms once "
+              f"({around / direct:.2f} times as fast)")
 
 
 def convolution(rounds: int) -> None:
     """Layers of SDXL at 1024 x 1024, batch 2: rotate the image, or un-rotate the kernel, at every forward."""
     for dtype in (torch.float32, torch.bfloat16):
-        for out, channels, kernel, side, size in ((320, 320, 3, 64, 64), (640, 640, 3, 32, 64), (1280, 1280, 3, 32, 256),
-                                                  (1280, 2560, 3, 16, 256), (1280, 640, 1, 32, 64)):
+        for out, channels, kernel, side, size in CONVOLUTIONS:
             image = torch.randn(2, channels, side, side).to(dtype)
-            weight = QuantizedTensor.from_float(torch.randn(out, channels, kernel, kernel), layouts.convolution(size)).to(dtype)
+            weight = torch.randn(out, channels, kernel, kernel)
+            weight = QuantizedTensor.from_float(weight, layouts.convolution(size)).to(dtype)
             dense, layout = weight.dequantize(), get_layout_class(weight._layout_cls)
             times = taken({
                 "convolution": lambda: torch.nn.functional.conv2d(image, dense, padding=kernel // 2),
@@ -108,7 +114,8 @@ def convolution(rounds: int) -> None:
             median = {variant: statistics.median(values) for variant, values in times.items()}
             chosen = "image" if image.numel() <= dense.numel() else "kernel"
             print(f"  {str(dtype)[6:]:9} {channels} -> {out}, {kernel} x {kernel}, {side} x {side}: "
-                  + ", ".join(f"{variant} {value:.1f} ms" for variant, value in median.items()) + f"; rotates the {chosen}")
+                  + ", ".join(f"{variant} {value:.1f} ms" for variant, value in median.items())
+                  + f"; rotates the {chosen}")
 
 
 def main() -> None:

@@ -87,8 +87,8 @@ class Pack:
                         for kind in self.kinds}
         self.entries = {}
         for kind, weight in self.weights.items():
-            size = {"nvfp4": 64, "int8": 256, "kernel": 16}.get(kind)
-            layer = {"weight": weight} if kind == "plain" else (nvfp4_layer if kind == "nvfp4" else int8_layer)(weight, size)
+            layer = {"nvfp4": lambda: nvfp4_layer(weight, 64), "int8": lambda: int8_layer(weight, 256),
+                     "kernel": lambda: int8_layer(weight, 16), "plain": lambda: {"weight": weight}}[kind]()
             bias = torch.randn(weight.shape[0]) / 16
             self.entries.update({f"{kind}.{key}": value for key, value in {**layer, "bias": bias}.items()})
 
@@ -103,10 +103,9 @@ class Pack:
         return model
 
     def reference(self, x, deltas=None):
-        block = Block(torch.nn, self.kinds)
-        block.load_state_dict({
-            f"{kind}.{name}": self.entries[f"{kind}.bias"] if name == "bias" else self.weights[kind] + (deltas or {}).get(kind, 0)
-            for kind in self.kinds for name in ("weight", "bias")})
+        block, deltas = Block(torch.nn, self.kinds), deltas or {}
+        block.load_state_dict({f"{kind}.weight": self.weights[kind] + deltas.get(kind, 0) for kind in self.kinds}
+                              | {f"{kind}.bias": self.entries[f"{kind}.bias"] for kind in self.kinds})
         with torch.no_grad():
             return block(x)
 

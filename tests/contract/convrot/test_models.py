@@ -17,11 +17,12 @@ TINY = {"dim": 256, "n_heads": 2, "n_kv_heads": 2, "n_layers": 2, "n_refiner_lay
 def filled(module):
     """Random weights such that signals neither vanish nor explode."""
     for name, parameter in module.named_parameters():
+        noise = torch.randn_like(parameter)
         with torch.no_grad():
             if parameter.dim() > 1:
-                parameter.copy_(torch.randn_like(parameter) / parameter[0].numel() ** 0.5)
+                parameter.copy_(noise / parameter[0].numel() ** 0.5)
             else:
-                parameter.copy_(torch.ones_like(parameter) if name.endswith("weight") else torch.randn_like(parameter) * 0.02)
+                parameter.copy_(torch.ones_like(parameter) if name.endswith("weight") else noise * 0.02)
     return module
 
 
@@ -49,8 +50,7 @@ def zimage_file(tiny_zimage, formats, tmp_path):
     entries = {}
     for key, value in tiny_zimage.state_dict().items():
         layer = key.removesuffix("weight")
-        quantized = key.endswith(".weight") and value.dim() == 2 and ("attention" in key or "feed_forward" in key or "cap_embedder" in key)
-        if not quantized:
+        if value.dim() != 2 or not any(part in key for part in ("attention", "feed_forward", "cap_embedder")):
             entries[key] = value.clone()
         elif "w2" in key and "int8" in formats:
             entries.update({layer + name: tensor for name, tensor in int8_layer(value, 64).items()})
@@ -75,7 +75,7 @@ def lora_of(names):
     """(state dict as trainers write it, name -> dense delta) for the layers ``names`` -> (out, in)."""
     entries, deltas = {}, {}
     for name, (rows, columns) in names.items():
-        up, down = torch.randn(rows, 4) / 2, torch.randn(4, columns) / columns ** 0.5
+        up, down = torch.randn(rows, 4), torch.randn(4, columns) / columns ** 0.5
         entries[f"diffusion_model.{name}.lora_B.weight"], entries[f"diffusion_model.{name}.lora_A.weight"] = up, down
         deltas[name] = up @ down
     return entries, deltas
@@ -113,13 +113,14 @@ def test_a_mixed_file_runs_takes_lora_from_the_stock_loader_and_is_saved(comfy, 
     assert error(base, picture(tiny_zimage)) < 1.2 * error(picture(plain), picture(tiny_zimage))
     rows = patcher.model.diffusion_model.layers[0].feed_forward.w1.weight.shape[0]
     lora, deltas = lora_of({
-        "layers.0.attention.to_q": (256, 256), "layers.0.attention.to_v": (256, 256), "layers.1.attention.out": (256, 256),
-        "layers.0.feed_forward.w1": (rows, 256), "layers.1.feed_forward.w2": (256, rows)})
+        "layers.0.attention.to_q": (256, 256), "layers.0.attention.to_v": (256, 256),
+        "layers.1.attention.out": (256, 256), "layers.0.feed_forward.w1": (rows, 256),
+        "layers.1.feed_forward.w2": (256, rows)})
     patched, _ = comfy.sd.load_lora_for_models(patcher, None, lora, 0.8, 0)
     wanted = picture(with_deltas(tiny_zimage, deltas, 0.8))
     effect = picture(loaded(comfy, patched))
-    assert error(wanted, picture(tiny_zimage)) > 0.4
-    assert error(effect, wanted) < 0.3
+    # What is left is the first quantization and the stochastic rounding of the baked weights.
+    assert error(effect, wanted) < 0.5 * error(base, wanted)
     assert torch.equal(picture(loaded(comfy, patcher)), base)
     comfy.sd.save_checkpoint(str(tmp_path / "merged.safetensors"), patched)
     merged = comfy.sd.load_diffusion_model(str(tmp_path / "merged.safetensors"))
@@ -131,7 +132,8 @@ def test_a_model_saved_unchanged_is_the_file_it_was_loaded_from(comfy, zimage_fi
     comfy.sd.save_checkpoint(str(tmp_path / "again.safetensors"), patcher)
     prefix = "model.diffusion_model."
     again = {key.removeprefix(prefix): value for key, value in load_file(tmp_path / "again.safetensors").items()}
-    assert same_entries({key: value for key, value in again.items() if key in load_file(zimage_file)}, load_file(zimage_file))
+    original = load_file(zimage_file)
+    assert same_entries({key: again.get(key) for key in original}, original)
 
 
 def test_the_loader_s_output_is_good_for_another_prompt_after_everything_was_unloaded(comfy, zimage_file):
@@ -190,8 +192,9 @@ def test_an_sdxl_file_with_packed_cross_attention_is_recognised(comfy):
     unet = UNetModel(image_size=32, in_channels=4, out_channels=4, model_channels=320, num_res_blocks=[2, 2, 2],
                      transformer_depth=[0, 0, 2, 2, 10, 10], channel_mult=[1, 2, 4], transformer_depth_middle=10,
                      use_linear_in_transformer=True, context_dim=2048, num_head_channels=64, num_classes="sequential",
-                     transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10], use_spatial_transformer=True, legacy=False,
-                     adm_in_channels=2816, device="meta", operations=comfy.ops.disable_weight_init, dtype=torch.float16)
+                     transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10], use_spatial_transformer=True,
+                     legacy=False, adm_in_channels=2816, device="meta", dtype=torch.float16,
+                     operations=comfy.ops.disable_weight_init)
     # One element each: the detection looks at names and shapes.
     entries = {key: torch.zeros(1, dtype=torch.float16).expand(value.shape) for key, value in unet.state_dict().items()}
     for key in [key for key in entries if key.endswith(("attn2.to_k.weight", "label_emb.0.0.weight"))]:

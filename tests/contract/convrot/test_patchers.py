@@ -112,7 +112,8 @@ def test_models_of_other_kinds_in_between_leave_nothing_behind(comfy, pack, form
     first = pack.block()
     with torch.inference_mode():
         before = first(x)
-        for kinds, dtype in ((["kernel", "plain"], torch.float16), (["int8"], torch.bfloat16), (["plain"], torch.float32)):
+        for kinds, dtype in (
+                (["kernel", "plain"], torch.float16), (["int8"], torch.bfloat16), (["plain"], torch.float32)):
             other = type(pack)(comfy, [kind for kind in kinds if kind in formats])
             block = other.block(dtype=dtype).to(dtype)
             assert error(block(x.to(dtype)), other.reference(x)) < 0.05

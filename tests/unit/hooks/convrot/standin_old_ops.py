@@ -41,7 +41,8 @@ def mixed_precision_ops(quant_config={}, compute_dtype=torch.bfloat16, full_prec
                 return weight.dequantize()
 
             def set_weight(self, weight, inplace_update=False, seed=None, return_weight=False, **kwargs):
-                made = QuantizedTensor.from_float(weight, self.layout_type, scale="recalculate", stochastic_rounding=seed)
+                made = QuantizedTensor.from_float(
+                    weight, self.layout_type, scale="recalculate", stochastic_rounding=seed)
                 self.weight = torch.nn.Parameter(made, requires_grad=False)
 
     return MixedPrecisionOps

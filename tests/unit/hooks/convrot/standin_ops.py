@@ -41,7 +41,8 @@ def _load_quantized_module(module, super_load, state_dict, prefix, local_metadat
         module.layout_type = algorithm["comfy_tensor_layout"]
         scale = state_dict.pop(f"{prefix}weight_scale")
         if module.quant_format == "nvfp4":
-            scales = {"scale": state_dict.pop(f"{prefix}weight_scale_2"), "block_scale": scale.view(torch.float8_e4m3fn)}
+            tensor_scale = state_dict.pop(f"{prefix}weight_scale_2")
+            scales = {"scale": tensor_scale, "block_scale": scale.view(torch.float8_e4m3fn)}
         else:
             scales = {"scale": scale}
             if settings.get("convrot"):

@@ -137,7 +137,8 @@ def test_the_delta_is_rounded_once_and_so_more_exact_than_by_way_of_the_model_s_
     wanted = original.to(torch.float32).dequantize() + adapter.delta()
     patches = {"a.weight": [(1.0, adapter, 1.0, None, None)]}
     direct = baking.baked(original, "a.weight", patches, 0, torch.device("cpu"), model_patcher)
-    roundabout = QuantizedTensor.from_float(original.dequantize() + adapter.delta().to(torch.bfloat16), original._layout_cls)
+    summed = original.dequantize() + adapter.delta().to(torch.bfloat16)
+    roundabout = QuantizedTensor.from_float(summed, original._layout_cls)
     assert error(direct.dequantize(), wanted) < 1.01 * error(roundabout.dequantize(), wanted)
 
 

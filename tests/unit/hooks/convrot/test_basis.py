@@ -14,7 +14,8 @@ def nvfp4(weight, size=64):
 
 
 def own_int8(weight, size=64):
-    return QuantizedTensor.from_float(weight, config.INT8_LAYOUT, per_channel=True, convrot=True, convrot_groupsize=size)
+    return QuantizedTensor.from_float(
+        weight, config.INT8_LAYOUT, per_channel=True, convrot=True, convrot_groupsize=size)
 
 
 def kernel(weight, size=16):
@@ -23,7 +24,8 @@ def kernel(weight, size=16):
 
 def test_what_is_not_rotated_has_no_basis():
     plain = QuantizedTensor.from_float(torch.randn(32, 64), config.NVFP4_LAYOUT)
-    for weight in (None, torch.randn(4, 4), torch.nn.Parameter(torch.randn(4, 4)), plain, torch.zeros(4, dtype=torch.int8)):
+    dense = torch.randn(4, 4)
+    for weight in (None, dense, torch.nn.Parameter(dense), plain, torch.zeros(4, dtype=torch.int8)):
         assert basis(weight) is None
 
 

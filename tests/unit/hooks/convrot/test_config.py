@@ -44,10 +44,11 @@ def test_what_is_no_configuration_is_refused(raw):
     {"format": "nvfp4", "convrot": True, "params": {"convrot_groupsize": 64}},
     {"format": "nvfp4", "convrot": "true", "convrot_groupsize": "64"},
     {"format": "nvfp4", "convrot": 1, "convrot_groupsize": 64, "params": None},
-    {"format": "nvfp4", "convrot": True, "convrot_groupsize": 64, "params": {"convrot": False, "convrot_groupsize": 16}},
+    {"format": "nvfp4", "convrot": True, "convrot_groupsize": 64,
+     "params": {"convrot": False, "convrot_groupsize": 16}},
 ])
 def test_the_rotation_is_found_at_the_top_or_among_the_parameters(settings):
-    assert config.rotation(settings) == config.Rotation("nvfp4", 64)
+    assert config.declaration(settings) == config.Declaration("nvfp4", 64)
 
 
 @pytest.mark.parametrize("settings", [
@@ -55,17 +56,17 @@ def test_the_rotation_is_found_at_the_top_or_among_the_parameters(settings):
     {"format": "nvfp4", "convrot": "false"}, {"format": "nvfp4", "convrot_groupsize": 64},
 ])
 def test_no_rotation_where_none_is_declared(settings):
-    assert config.rotation(settings) is None
+    assert config.declaration(settings) == config.Declaration("nvfp4")
 
 
 def test_the_group_size_is_256_where_the_file_does_not_say():
-    assert config.rotation({"format": "nvfp4", "convrot": True}).group_size == 256
-    assert config.rotation({"format": "nvfp4", "convrot": True, "convrot_groupsize": None}).group_size == 256
+    assert config.declaration({"format": "nvfp4", "convrot": True}).group_size == 256
+    assert config.declaration({"format": "nvfp4", "convrot": True, "convrot_groupsize": None}).group_size == 256
 
 
 def test_a_group_size_that_is_no_number_is_refused():
     with pytest.raises(ValueError):
-        config.rotation({"format": "nvfp4", "convrot": True, "convrot_groupsize": "many"})
+        config.declaration({"format": "nvfp4", "convrot": True, "convrot_groupsize": "many"})
 
 
 @pytest.mark.parametrize("settings", [

@@ -110,18 +110,30 @@ def test_the_layer_moves_and_changes_dtype_with_its_model(mended, sdxl_like):
 @pytest.mark.parametrize(("change", "reason"), [
     ({"weight_scale": torch.ones(5)}, "it has 5 scales, expected 1 or 24"),
     ({"weight": torch.zeros(24, 16, 3, 3, dtype=torch.int8)}, r"int8 \(24, 16, 3, 3\), expected int8 \(24, 32, 3, 3\)"),
-    ({"comfy_quant": settings_tensor(format="int8_tensorwise", convrot=True, convrot_groupsize=64)}, "64 does not divide its 32"),
+    ({"comfy_quant": settings_tensor(format="int8_tensorwise", convrot=True, convrot_groupsize=64)},
+     "64 does not divide its 32"),
 ])
 def test_what_does_not_fit_is_left_to_comfyui_and_the_log_says_why(mended, caplog, change, reason):
     weight = torch.randn(24, 32, 3, 3)
     model = network(mended, weight.shape)
     with caplog.at_level(logging.WARNING):
         try:
-            model.load_state_dict(entries_of({**int8_layer(weight, 16), "bias": torch.zeros(24), **change}), strict=False)
+            entries = {**int8_layer(weight, 16), "bias": torch.zeros(24), **change}
+            model.load_state_dict(entries_of(entries), strict=False)
         except RuntimeError as error:
             assert "size mismatch" in str(error)
     assert re.search(reason, caplog.text)
     assert getattr(model[0], "layout_type", None) is None
+
+
+def test_a_configuration_that_cannot_be_read_is_left_to_comfyui(mended, caplog):
+    weight = torch.randn(24, 32, 3, 3)
+    model = network(mended, weight.shape)
+    entries = {"weight": weight, "bias": torch.zeros(24), "comfy_quant": torch.tensor([123, 34], dtype=torch.uint8)}
+    with caplog.at_level(logging.WARNING):
+        model.load_state_dict(entries_of(entries), strict=False)
+    assert "comfy_quant is not JSON" in caplog.text
+    assert torch.equal(model[0].weight, weight)
 
 
 def test_a_convolution_of_another_format_is_left_to_comfyui(mended):

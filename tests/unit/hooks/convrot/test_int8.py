@@ -20,7 +20,8 @@ def dropping(comfy_ops):
         ops = made(*args, **kwargs)
 
         def set_weight(self, weight, inplace_update=False, seed=None, return_weight=False, **options):
-            quantized = QuantizedTensor.from_float(weight, self.layout_type, scale="recalculate", stochastic_rounding=seed)
+            quantized = QuantizedTensor.from_float(
+                weight, self.layout_type, scale="recalculate", stochastic_rounding=seed)
             self.weight = torch.nn.Parameter(quantized, requires_grad=False)
 
         ops.Linear.set_weight = set_weight

@@ -1,4 +1,4 @@
-"""Rotated layouts on a real comfy_kitchen: values, products and survival of the class in all that is done to a tensor."""
+"""Rotated layouts on a real comfy_kitchen: values, products, and the class in all that is done to a tensor."""
 
 import pytest
 import torch

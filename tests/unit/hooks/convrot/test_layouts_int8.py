@@ -53,7 +53,8 @@ def test_a_transposed_matrix_keeps_its_layout():
     assert error(tensor.t().dequantize(), tensor.dequantize().t()) < 1e-6
 
 
-@pytest.mark.parametrize(("size", "shape"), [(1, (24, 30, 3, 3)), (4, (24, 36, 3, 3)), (16, (8, 32, 1, 1)), (64, (8, 64, 5, 3))])
+@pytest.mark.parametrize(("size", "shape"), [
+    (1, (24, 30, 3, 3)), (4, (24, 36, 3, 3)), (16, (8, 32, 1, 1)), (64, (8, 64, 5, 3))])
 def test_a_kernel_is_rotated_along_its_input_channels(size, shape):
     weight = torch.randn(shape)
     tensor = kernel(weight, size)
@@ -76,7 +77,8 @@ def test_a_kernel_is_read_from_a_file_as_it_was_written():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("side", (3, 40), ids=("small image", "large image"))
-@pytest.mark.parametrize("options", [{}, {"padding": 1}, {"stride": 2, "padding": (1, 0)}, {"groups": 2}, {"dilation": 2, "padding": 2}])
+@pytest.mark.parametrize("options", [
+    {}, {"padding": 1}, {"stride": 2, "padding": (1, 0)}, {"groups": 2}, {"dilation": 2, "padding": 2}])
 def test_a_convolution_is_that_of_the_kernel_s_values(options, side, mode):
     channels = 32 // options.get("groups", 1)
     tensor, bias = kernel(torch.randn(24, channels, 3, 3), 16), torch.randn(24)

@@ -29,7 +29,8 @@ def nothing_said(monkeypatch):
 
 def linear(ops, entries, shape, **options):
     """A Linear of ``shape`` (out, in) of ``ops`` with ``entries`` loaded."""
-    layer = ops.mixed_precision_ops(compute_dtype=torch.float32, **options).Linear(shape[1], shape[0], bias="bias" in entries)
+    made = ops.mixed_precision_ops(compute_dtype=torch.float32, **options)
+    layer = made.Linear(shape[1], shape[0], bias="bias" in entries)
     assert load(layer, entries) == ([], [])
     return layer
 
@@ -77,7 +78,8 @@ def test_one_file_may_hold_every_kind_of_layer(mended, has_int8):
         "rotated": nvfp4_layer(weight, 64), "int8": int8_layer(weight, 64), "unquantized": {"weight": weight},
         "plain_nvfp4": {**plain, "comfy_quant": settings_tensor(format="nvfp4")},
     }
-    entries = {f"{name}.{key}": value for name, layer in layers.items() for key, value in {**layer, "bias": bias}.items()}
+    entries = {f"{name}.{key}": value
+               for name, layer in layers.items() for key, value in {**layer, "bias": bias}.items()}
     model.load_state_dict(entries)
     x = torch.randn(20, 256)
     for name, layer in model.items():
@@ -154,6 +156,18 @@ def test_a_layer_that_cannot_be_what_it_says_stays_stock_and_the_log_says_it_onc
         layers = [linear(mended, entries, (32, 48)) for _ in range(3)]
     assert all(layer.layout_type == "TensorCoreNVFP4Layout" for layer in layers)
     assert caplog.text.count(reason) == 1
+
+
+def test_nothing_of_ours_stops_a_model_from_loading(mended, caplog, monkeypatch):
+    weight = torch.randn(96, 256)
+    monkeypatch.setattr(adoption.layouts, "rotated", lambda *arguments: 1 / 0)
+    with caplog.at_level(logging.WARNING):
+        layer = linear(mended, nvfp4_layer(weight, 64), weight.shape)
+    assert layer.layout_type == "TensorCoreNVFP4Layout"
+    assert "layer (unnamed) stays un-rotated and will give noise: division by zero" in caplog.text
+    monkeypatch.setenv("QPATCH_STRICT", "1")
+    with pytest.raises(ZeroDivisionError):
+        linear(mended, nvfp4_layer(weight, 64), weight.shape)
 
 
 def test_a_layer_without_configuration_is_left_alone(mended):
