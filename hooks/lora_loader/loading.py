@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 
+from qpatch import toggles
 from qpatch.finding import incompatible, needed
 from qpatch.lora.errors import LoraError
 from qpatch.lora.keys import FLAGS, Resolver
@@ -67,6 +68,11 @@ def _put_on(patcher, tensors, family, strength: float) -> None:
         holds_layers = bool(wanted.file.layers)
     except LoraError as error:
         messages.refused(error)
+        return
+    except Exception:
+        if toggles.strict():
+            raise
+        messages.failed([(wanted, strength)])
         return
     if holds_layers and strength != 0:
         own.entries.append(stack.Entry(wanted, strength))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import defaultdict
 
 from qpatch import log
@@ -32,3 +33,9 @@ def _by_reason(misses) -> dict[str, list[str]]:
 def refused(error) -> None:
     """A LoRA as a whole has no effect; the workflow goes on without it."""
     log.warning(f"{error}; it has no effect, the model runs without it")
+
+
+def failed(wanted) -> None:
+    """Called from an except clause: a fault of qpatch itself."""
+    names = ", ".join(one.name for one, _ in wanted)
+    log.warning(f"composing {names} failed, the model runs without: {traceback.format_exc().strip()}")

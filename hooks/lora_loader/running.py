@@ -6,6 +6,8 @@ The clones of a patcher share one model. What is composed in it is read from the
 
 from __future__ import annotations
 
+from qpatch import toggles
+
 # The functions themselves, not the package that loads them on demand: patchers are deleted at interpreter exit too.
 from qpatch.lora.composition import composed, set_aside
 from qpatch.lora.errors import LoraError
@@ -25,7 +27,11 @@ def injections() -> list:
 
 
 def inject(patcher) -> None:
-    """Compose what the stack of ``patcher`` wants; nothing is computed if it was composed before and set aside."""
+    """Compose what the stack of ``patcher`` wants; nothing is computed if it was composed before and set aside.
+
+    An error here never stops the loading of a model: the LoRA at fault is left out, or all are, and the log
+    says so. Only for want of memory it goes on to ComfyUI, which knows what to unload then.
+    """
     model, own = models.diffusion_model(patcher.model), stack.of(patcher)
     if own is None or model is None:
         return
@@ -35,10 +41,14 @@ def inject(patcher) -> None:
         try:
             return _compose(model, own, wanted)
         except LoraError as error:
-            # An error here never stops the loading of a model: the LoRA at fault is left out, or all are.
             messages.refused(error)
             rest = [(one, strength) for one, strength in wanted if one.name != error.file]
             wanted = rest if len(rest) < len(wanted) else []
+        except Exception as error:
+            if toggles.strict() or isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+                raise
+            messages.failed(wanted)
+            wanted = []
     if composed(model):
         set_aside(model)
 

@@ -8,8 +8,9 @@ from .world import Tensors
 
 #: Kinds with an exact low-rank form, and the strength that makes each a visible change of a tiny model.
 KINDS = {"lora": 0.02, "lora_conv": 0.02, "lokr": 0.02, "lokr_w2_whole": 0.02, "lokr_both": 0.01, "loha": 0.005}
-#: Kinds that take part of the weight itself with them.
-REBASED = {"dora": 0.3, "glora": 0.02}
+#: Kinds that take part of the weight itself with them, or have no small rank: right within the rank budget.
+FULL_RANK = {"lokr_full": 0.02, "glora": 0.3, "glora_old": 0.3, "dora": 0.3, "dora_columns": 0.3, "dora_lokr": 0.3, "oft": 0.3,
+             "boft": 0.3, "ia3_rows": 0.3, "ia3_columns": 0.3, "diff": 0.3, "diff_b": 0.3}
 PRODUCERS = ("musubi", "musubi other", "ai-toolkit", "onetrainer legacy", "onetrainer kohya", "diffusion-pipe", "diffsynth",
              "simpletuner lycoris", "peft", "lightning", "videox-fun", "lora_transformer", "invokeai", "old diffusers")
 
@@ -109,21 +110,13 @@ class Cases:
         assert pair.error(patcher, [(file, 0.02)]) < TOLERANCE
 
     @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.parametrize("kind", REBASED)
-    def test_an_adapter_that_depends_on_the_weight_gets_the_rebuilt_one(self, pairs, family, kind, monkeypatch):
-        monkeypatch.setenv("QPATCH_MAX_RANK", "512")
-        pair, file, strength = pairs(family), example(family, "simpletuner lycoris", kind), REBASED[kind]
-        assert pair.error(load(pair.quantized, file, strength), [(file, strength)]) < TOLERANCE
-
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_bias_and_full_differences_take_effect_where_there_is_a_place_for_them(self, pairs, family, monkeypatch):
-        monkeypatch.setenv("QPATCH_MAX_RANK", "512")
-        pair = pairs(family)
-        files = [(example(family, "comfyui extract", "diff"), 0.005)]
-        if family == "qwen-image":
-            files.append((example(family, "comfyui extract", "diff_b", seed=1), 0.05))
-        patcher = pair.quantized
-        for file, strength in files:
-            patcher = load(patcher, file, strength)
-        assert pair.error(patcher, files) < TOLERANCE
-
+    def test_a_file_in_which_every_layer_is_of_another_kind_takes_full_effect(self, pairs, family, monkeypatch):
+        monkeypatch.setenv("QPATCH_MAX_RANK", "900")
+        pair, kinds = pairs(family), [kind for kind in FULL_RANK if kind != "diff_b" or family == "qwen-image"]
+        files, tensors = [], {}
+        for place, kind in enumerate(kinds):
+            file = example(family, "ai-toolkit" if kind == "diff_b" else "simpletuner lycoris", kind, seed=place)
+            layers = [target for number, target in enumerate(file.layers) if number % len(kinds) == place]
+            files.append((only(file, *layers, exact=True), 0.2))
+            tensors.update(files[-1][0].tensors)
+        assert pair.error(load(pair.quantized, Tensors(tensors), 0.2), files) < TOLERANCE

@@ -22,9 +22,10 @@ def example(family: str, producer: str = "ai-toolkit", kind: str = "lora", **mor
     return producers.make(producer, family, kind, dims=DIMS[family], **{"blocks": 2, **more})
 
 
-def only(file: producers.Example, *endings: str) -> producers.Example:
-    """``file`` with only the layers whose canonical target ends like one of ``endings``."""
-    layers = {target: sample for target, sample in file.layers.items() if target.endswith(endings)}
+def only(file: producers.Example, *endings: str, exact: bool = False) -> producers.Example:
+    """``file`` with only the layers whose canonical target is, or ends like, one of ``endings``."""
+    layers = {target: sample for target, sample in file.layers.items()
+              if (target in endings if exact else target.endswith(endings))}
     assert layers, endings
     kept = {id(tensor) for sample in layers.values() for tensor in sample.tensors.values()}
     tensors = {key: tensor for key, tensor in file.tensors.items() if id(tensor) in kept}

@@ -84,7 +84,7 @@ def _load_pack(pack: Path) -> None:
         spec.loader.exec_module(module)
 
 
-def _of_pack(tail: str):
+def of_pack(tail: str):
     """The submodule ``tail`` of the node pack of this process."""
     for folders in (STANDINS, *([] if missing() else [checkouts()])):
         if _name(folders.pack) in sys.modules:
@@ -124,12 +124,12 @@ def qwen_pair(precision: str = "int4", blocks: int = 2):
     plain_config = comfy.supported_models.QwenImage(dict(shape))
     plain_config.set_inference_dtype(torch.float32, None)
     plain = plain_config.get_model({}, "")
-    config = _of_pack("model_configs.qwenimage").NunchakuQwenImage(
+    config = of_pack("model_configs.qwenimage").NunchakuQwenImage(
         {**shape, "scale_shift": 0, "rank": 32, "precision": precision, "transformer_offload_device": None})
     config.set_inference_dtype(torch.bfloat16, None)
     quantized = config.get_model({}, "")
     _match(plain, quantized)
-    patchers = _of_pack("model_patcher.common")
+    patchers = of_pack("model_patcher.common")
     return _patcher(comfy.model_patcher.ModelPatcher, plain), _patcher(patchers.NunchakuModelPatcher, quantized)
 
 
@@ -141,13 +141,13 @@ def zimage_pair(precision: str = "int4", skip_refiners: bool = False):
     plain_config = comfy.supported_models.ZImage(dict(ZIMAGE))
     plain_config.set_inference_dtype(torch.float32, None)
     plain = plain_config.get_model({}, "")
-    cls = _of_pack("model_configs.zimage").NunchakuZImage
+    cls = of_pack("model_configs.zimage").NunchakuZImage
     small = type("Small" + cls.__name__, (cls,), {"_DIT_CONFIG_": ZIMAGE})
     config = small(rank=32, precision=precision, skip_refiners=skip_refiners)
     config.set_inference_dtype(torch.float32, None)
     quantized = config.get_model({}, "", torch_dtype=torch.bfloat16)
     _match(plain, quantized)
-    patchers = _of_pack("model_patcher.zimage")
+    patchers = of_pack("model_patcher.zimage")
     return _patcher(comfy.model_patcher.ModelPatcher, plain), _patcher(patchers.ZImageModelPatcher, quantized)
 
 

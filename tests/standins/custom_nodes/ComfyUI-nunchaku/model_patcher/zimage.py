@@ -1,5 +1,7 @@
 """Stand-in for the patcher of Nunchaku Z-Image: plain LoRA on all of q, k, v and on both of w1, w3, else an assertion."""
 
+import uuid
+
 from comfy.lora import model_lora_keys_unet
 from comfy.model_patcher import ModelPatcher
 from comfy.weight_adapter import LoRAAdapter
@@ -15,6 +17,7 @@ class ZImageModelPatcher(ModelPatcher):
         for key in taken:
             name, offset = (key, None) if isinstance(key, str) else key
             self.patches.setdefault(name, []).append((strength_patch, patches[key], strength_model, offset, None))
+        self.patches_uuid = uuid.uuid4()
         return taken
 
     def patch_weight_to_device(self, key, device_to=None, inplace_update=False):
