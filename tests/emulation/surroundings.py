@@ -33,6 +33,16 @@ class SurroundingCases:
                 assert torch.equal(pair.run(pair.quantized), pair.base)
             pair.model.set_offload(False)
 
+    def test_offload_that_is_switched_on_while_a_lora_is_in_is_right_too(self, pairs, monkeypatch):
+        pair, file = pairs("qwen-image", blocks=4), example("qwen-image", blocks=4)
+        patcher = load(pair.quantized, file, 0.02)
+        pair.run(patcher)
+        with monkeypatch.context() as patch:
+            world.offload(pair.model, patch)
+            assert pair.error(patcher, [(file, 0.02)]) < TOLERANCE
+            assert torch.equal(pair.run(pair.quantized), pair.base)
+            pair.model.set_offload(False)
+
     def test_a_compiled_model_follows_loras_that_come_change_and_go(self, pairs):
         import comfy.model_management
 
