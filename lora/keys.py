@@ -107,6 +107,10 @@ _TEXT_ENCODER = re.compile(r"(base_model\.model\.)?text_encoders?(_\d)?\.|lora_t
 DOTTED_PREFIXES = ("base_model.model.", "base_model.", "model.", "diffusion_model.", "transformer.", "pipe.", "dit.")
 FLAT_PREFIXES = ("lora_unet__", "lora_unet_", "lycoris_", "lora_transformer_")
 
+#: An up factor whose rows stand in the order of Nunchaku's modulation layers (layer.py); a name of its own, so that
+#: what does not know the order does not take it for a plain one.
+INTERLEAVED = "lora_B_interleaved"
+
 #: Last components of a key -> role. "*" stands for one component, the adapter's name in a PEFT key.
 SUFFIXES: dict[tuple[str, ...], Role] = {
     ("lora_down", "weight"): Role.down,
@@ -116,6 +120,7 @@ SUFFIXES: dict[tuple[str, ...], Role] = {
     ("lora_B", "weight"): Role.up,
     ("lora_A", "*", "weight"): Role.down,
     ("lora_B", "*", "weight"): Role.up,
+    (INTERLEAVED, "weight"): Role.up,
     ("lora_A",): Role.down,
     ("lora_B",): Role.up,
     ("lora", "down", "weight"): Role.down,

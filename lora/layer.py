@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 import torch
 
 from .errors import FileError, NonFiniteError, ShapeError
-from .keys import Role, Target
+from .keys import INTERLEAVED, Role, Target
 from .rules import Rules
 from .source import Source
 
 _FACTOR_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 _FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
+
+#: Shift, scale and gate of the attention, then of the MLP: what a modulation layer's rows consist of.
+CHUNKS = 6
 
 #: Roles of single numbers, in any dtype; all others are factors and must be floating point.
 _NUMBERS = frozenset({Role.alpha, Role.scale, Role.ia3_on_input, Role.reshape_weight, Role.oft_scaled})
@@ -87,7 +90,15 @@ class Layer:
             raise self.refuse(NonFiniteError, f"{role} holds NaN or Inf: the training diverged, or the file is damaged",
                               role)
         self._finite.add(role)
+        if self.keys[role].endswith(f".{INTERLEAVED}.weight"):
+            return self._planar(role, tensor)
         return tensor
+
+    def _planar(self, role, tensor):
+        """Rows d * 6 + j in their original places, j * dim + d: the six parts of a modulation one after the other."""
+        if tensor.shape[0] % CHUNKS:
+            raise self.refuse(ShapeError, "the rows of a modulation are not six equal parts", role, found=list(tensor.shape))
+        return tensor.unflatten(0, (-1, CHUNKS)).transpose(0, 1).flatten(0, 1)
 
     def matrix(self, role: Role) -> torch.Tensor:
         """:meth:`tensor` as [rows, columns]."""

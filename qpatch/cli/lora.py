@@ -1,4 +1,4 @@
-"""``qpatch lora``: look at LoRA files. Each sub-verb is a module of its own."""
+"""``qpatch lora``: look at LoRA files, compare them. Each sub-verb is a module of its own."""
 
 import argparse
 import importlib
@@ -6,6 +6,7 @@ import importlib
 #: sub-verb -> (module, one line of help), as in ``cli.VERBS``.
 VERBS = {
     "inspect": ("qpatch.cli.lora_inspect", "what is in LoRA files, what they cover, and how much each layer changes"),
+    "diff": ("qpatch.cli.lora_diff", "what two LoRAs, or stacks of them, change relative to each other"),
 }
 
 EXIT_CODES = """exit codes:
