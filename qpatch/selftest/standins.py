@@ -135,10 +135,20 @@ import json, os, sys
 home = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(home, "ComfyUI"), os.path.join(home, "site")]
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from nunchaku.models.linear import SVDQW4A4Linear
 from qpatch import lora
+
+
+# safetensors' own save_file needs numpy, which neither it nor torch brings along.
+def save(tensors, file):
+    table, data = {}, b""
+    for key, tensor in tensors.items():
+        start, data = len(data), data + bytes(tensor.reshape(-1).view(torch.uint8).tolist())
+        table[key] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, len(data)]}
+    header = json.dumps(table).encode()
+    with open(file, "wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header + data)
 
 
 def unpacked(factor, down):
@@ -162,6 +172,8 @@ block, model = nn.Module(), nn.Module()
 block.attention, block.feed_forward = nn.Module(), nn.Module()
 block.attention.qkv = SVDQW4A4Linear(128, 384, rank=16, bias=False)
 block.feed_forward.w13 = SVDQW4A4Linear(128, 512, rank=16, bias=False)
+# By this layer a Z-Image block is told from a Lumina 2 block.
+block.adaLN_modulation = nn.Sequential(nn.Linear(64, 512))
 model.layers = nn.ModuleList([block])
 layers = {"qkv": block.attention.qkv, "w13": block.feed_forward.w13}
 for layer in layers.values():
@@ -177,7 +189,7 @@ for part, (name, row, rows, rank, alpha) in PARTS.items():
     tensors.update({key + ".lora_down.weight": down, key + ".lora_up.weight": up, key + ".alpha": torch.tensor(alpha)})
     wanted[name][row:row + rows] = alpha / rank * up.double() @ down.double()
 file = os.path.join(home, "lora.safetensors")
-save_file(tensors, file)
+save(tensors, file)
 
 before = {name: (layer.proj_down, layer.proj_up, product(layer)) for name, layer in layers.items()}
 
