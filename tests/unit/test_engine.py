@@ -189,6 +189,15 @@ def test_a_module_put_into_sys_modules_by_hand_is_mended_at_once_on_activation(h
     assert target.f(1) == 2
 
 
+def test_a_module_whose_body_is_running_is_neither_missed_nor_mended(hook, target):
+    probe = hook()
+    target.__spec__ = types.SimpleNamespace(_initializing=True, loader=None)
+    engine.catch_up()
+    assert states.overall(probe)[0] == "waiting" and target.f(1) == 1
+    target.__spec__._initializing = False
+    assert states.overall(probe)[0] == "incompatible"
+
+
 def test_activation_with_strict_says_what_failed_first_and_still_mends_the_others(hook, target, monkeypatch):
     def examine(module):
         return raise_(ValueError("no")) if module is target else finding.needed("")

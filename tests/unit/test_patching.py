@@ -137,6 +137,16 @@ def test_what_somebody_put_on_top_is_not_taken_away_with_ours(module):
     assert patch.lost() is None and "test_patching" in patch.in_front()
 
 
+def test_our_patch_is_seen_through_a_closure_around_a_proxy(module):
+    wrapt = pytest.importorskip("wrapt")
+    patch = Wrap(module, "f", plus_one)
+    put([patch])
+    proxy = wrapt.FunctionWrapper(module.f, lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs))
+    module.f = lambda x: proxy(x) * 10
+    assert module.f(1) == 20
+    assert patch.lost() is None and "test_patching" in patch.in_front()
+
+
 def test_a_function_that_merely_lives_beside_ours_does_not_count_as_calling_it(module):
     module.helper = module.f
     patches = [Wrap(module, "f", plus_one)]
