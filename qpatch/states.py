@@ -41,7 +41,13 @@ class Attempt:
         if self.outcome != APPLIED:
             return self.reason
         fronts = [text for text in (patch.in_front() for patch in self.patches) if text]
-        return "; ".join(self.losses() or [self.reason, *fronts])
+        return "; ".join(self.losses() or [self.reason, *fronts, *self._details()])
+
+    def _details(self) -> list[str]:
+        """What the implementation has to say of the objects that live now, if it has a function ``details``."""
+        details = getattr(sys.modules.get(self.target.implementation), "details", None)
+        text = None if details is None else details()
+        return [] if text is None else [text]
 
 
 _attempts: dict[tuple[str, str, str], Attempt] = {}
