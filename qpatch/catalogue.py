@@ -113,6 +113,18 @@ HOOKS: tuple[Hook, ...] = (
         checked="ComfyUI 0.24.0 to 0.33.0",
     ),
     Hook(
+        name="quant-lora",
+        mends="LoRA on quantized weights (NVFP4, MXFP8, INT4, INT8, FP8) that is rounded away: runs it beside the product",
+        targets=(
+            Target("comfy.model_patcher", "qpatch.hooks.quant_lora.patchers", ("ModelPatcher",)),
+            Target("comfy.ops", "qpatch.hooks.quant_lora.fused", ("mixed_precision_ops",)),
+            Target("comfy.sd", "qpatch.hooks.quant_lora.bypass", ("load_lora_for_models",)),
+        ),
+        distributions=("comfyui", "comfy-kitchen"),
+        checked="ComfyUI 0.24.0 to 0.33.0, comfy-kitchen 0.2.31",
+        variables=("QPATCH_QUANT_LORA",),
+    ),
+    Hook(
         name="lora-loader",
         mends="LoRA nodes on Nunchaku Qwen-Image and Z-Image",
         targets=(
