@@ -47,13 +47,13 @@ def pack_down(down: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     ``dtype`` is the 16-bit type of the result; ``in`` is a multiple of 16.
     """
     rank, channels = down.shape
-    index = _down_index(channels, down.device)
     down = down.to(dtype)
-    for start in range(0, rank, SIDE):
-        rows = down[start:start + SIDE]
-        if rows.shape[0] < SIDE:
-            rows = torch.cat((rows, rows.new_zeros(SIDE - rows.shape[0], channels)))
-        yield torch.index_select(_lanes(rows, torch.int32), 0, index).view(dtype).view(channels // SIDE, SIZE)
+    if rank % SIDE:
+        down = torch.cat((down, down.new_zeros(padded(rank) - rank, channels)))
+    index, lanes = _down_index(channels, down.device), _lanes(down, torch.int32)
+    for start in range(0, len(lanes), len(index)):
+        column = torch.index_select(lanes[start:start + len(index)], 0, index)
+        yield column.view(dtype).view(channels // SIDE, SIZE)
 
 
 def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -41,7 +41,7 @@ class NoPlace(LoraError):
     """The model has no module for a layer, or it is not to be touched: a miss, not a refusal."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Place:
     """``rows`` of ``site`` take ``source_rows`` and ``columns`` of a layer's change (None: all). ``main``: its bias too."""
 

@@ -16,10 +16,10 @@ from . import reading
 from .composition import entry, number, rescale, swap
 from .coverage import Coverage
 from .errors import LoraError, PlanError, UnsupportedAdapter
-from .modules import Change, Draft, Part, Site
+from .modules import Draft, Part, Site
 from .modules.offload import align, aligned
 from .placement import LeaveOut, Places, locate
-from .progress import Progress, track
+from .progress import Progress, Steps
 from .report import Report
 from .state import Composition, Loaded, holding
 
@@ -67,17 +67,19 @@ class Plan:
 
     def _work_out(self) -> Composition:
         """All new objects, none of them in place yet."""
-        strengths = [lora.strength for lora in self.loras]
-        drafts = self._drafts(strengths)
-        ranks = align(self.root, drafts, strengths, self.max_rank)
-        changes: dict[str, Change] = {}
-        for path, draft in track(drafts.items(), len(drafts), "composing LoRAs", self.progress):
-            changes[path] = draft.build(ranks.get(path))
+        strengths, changes = [lora.strength for lora in self.loras], []
+        with Steps("composing LoRAs", 2 * len(self.sites), self.progress) as steps:
+            drafts = self._drafts(strengths, steps)
+            ranks = align(self.root, drafts, strengths, self.max_rank)
+            steps.total = steps.done + len(drafts)
+            for path, draft in drafts.items():
+                changes.append(draft.build(ranks.get(path)))
+                steps.step()
         self._report(drafts)
         reports = [coverage.report for coverage in self.coverages]
-        return Composition(self.loras, list(changes.values()), self.report, reports, self.asked)
+        return Composition(self.loras, changes, self.report, reports, self.asked)
 
-    def _drafts(self, strengths) -> dict[str, Draft]:
+    def _drafts(self, strengths, steps: Steps) -> dict[str, Draft]:
         drafts: dict[str, Draft] = {}
         for path, (site, parts) in self.sites.items():
             try:
@@ -86,6 +88,7 @@ class Plan:
                 rest = self._without_base(parts, error)
                 if rest:
                     drafts[path] = site.draft(rest, strengths, self.max_rank)
+            steps.step()
         return drafts
 
     def _without_base(self, parts: list[Part], error: UnsupportedAdapter) -> list[Part]:
@@ -153,6 +156,11 @@ def plan(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_ra
             sites.setdefault(site.path, (site, []))[1].append(part)
     if loras and not loaded:
         raise report.files[0].error
+    for file in report.files:
+        if file.error is not None:
+            # A traceback would keep the callers' frames, and all that is in them, as long as the report.
+            file.error = file.error.with_traceback(None)
+            file.error.__context__ = None
     report.seconds = time.perf_counter() - began
     return Plan(root, tuple(loaded), report, max_rank, progress, asked, sites, coverages)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 #: (steps done, steps in all).
 Progress = Callable[[int, int], None]
@@ -13,34 +13,39 @@ Progress = Callable[[int, int], None]
 _DELAY = 0.5
 
 
-def track(items: Iterable, total: int, title: str, progress: Progress | None = None) -> Iterator:
-    """Yield ``items``, showing how many of ``total`` are done. The bar ends when the loop does, also by an error."""
-    show, close = _late(title, total, progress)
-    try:
-        for done, item in enumerate(items):
-            show(done)
-            yield item
-        show(total)
-    finally:
-        close()
+class Steps:
+    """A bar over ``total`` steps, made when it has something to tell and closed at the end of the with block."""
 
+    def __init__(self, title: str, total: int, progress: Progress | None = None):
+        self.title, self.total, self.done = title, total, 0
+        self._show, self._close = progress and self._tell(progress), None
+        self._began = time.monotonic()
 
-def _late(title, total, progress):
-    """(show, close) of a bar that is only made when it has something to tell."""
-    if progress is not None:
-        return (lambda done: progress(done, total)), (lambda: None)
-    began, bar = time.monotonic(), []
+    def _tell(self, progress: Progress):
+        return lambda done: progress(done, self.total)
 
-    def show(done):
-        if not bar and done < total and time.monotonic() - began > _DELAY:
-            bar.append(_bar(title, total))
-        if bar:
-            bar[0][0](done)
+    def __enter__(self) -> Steps:
+        self._update()
+        return self
 
-    return show, lambda: bar and bar[0][1]()
+    def step(self) -> None:
+        """One step is done."""
+        self.done += 1
+        self._update()
+
+    def _update(self) -> None:
+        if self._show is None and self.done < self.total and time.monotonic() - self._began > _DELAY:
+            self._show, self._close = _bar(self.title, self.total)
+        if self._show is not None:
+            self._show(self.done)
+
+    def __exit__(self, *_) -> None:
+        if self._close is not None:
+            self._close()
 
 
 def _bar(title, total):
+    """(show the number of steps done, close) of the bar that fits the surroundings."""
     utils = sys.modules.get("comfy.utils")
     if utils is not None and hasattr(utils, "ProgressBar"):
         bar = utils.ProgressBar(total)

@@ -13,7 +13,7 @@ log = logging.getLogger("qpatch.lora")
 SHOWN = 20
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Applied:
     """One layer of LoRA number ``lora`` that went into a module.
 
@@ -35,7 +35,7 @@ class Applied:
         facts = [f"rank {self.rank}"] if self.rank is not None else []
         facts.append(f"scale {self.scale * strength:.4g}")
         if self.error:
-            facts.append(f"truncated, error {self.error:.2%}")
+            facts.append(f"truncation error {self.error:.2%}")
         if abs(self.kept - 1) > 0.005:
             facts.append(f"{self.kept:.0%} kept by the weight's format")
         if self.note:

@@ -21,7 +21,7 @@ from .change import current
 _FP16_EXPONENT = 14
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Scale:
     """Multiplier of some consecutive ranks: ``factor``, times the strength of LoRA number ``lora`` (None: of none)."""
 
@@ -54,7 +54,7 @@ class Block:
     def factor(self, strengths: Sequence[float]) -> float | torch.Tensor:
         """The multiplier: one number, or a float32 tensor that is broadcast over the values."""
         factors = [scale.at(strengths) for scale in self.scales]
-        if len(set(factors)) == 1:
+        if len(factors) == 1 or len(set(factors)) == 1:
             return factors[0]
         each = torch.tensor([factor for factor, scale in zip(factors, self.scales) for _ in range(scale.ranks)])
         padding = torch.zeros(int(self.ranks.max()) + 1 - len(each))
@@ -74,8 +74,8 @@ class Block:
     def write(self, view: torch.Tensor, strengths: Sequence[float]) -> None:
         factor, target = self.factor(strengths), view[self.region]
         if isinstance(factor, torch.Tensor):
-            factor = factor.to(target.device)
-        if factor is not None and isinstance(factor, float) and factor == 1:
+            torch.mul(self.values.to(target.device), factor.to(target.device), out=target)
+        elif factor == 1:
             target.copy_(self.values)
         else:
             torch.mul(self.values.to(target.device), factor, out=target)
@@ -144,7 +144,9 @@ def normalized(up: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, floa
     float16 loses small numbers and cannot hold large ones; a power of two costs no precision. bfloat16 has the
     range of float32 and needs none.
     """
-    peak = largest(up) if dtype == torch.float16 else 0.0
+    if dtype != torch.float16:
+        return up, 1.0
+    peak = largest(up)
     if not peak or not math.isfinite(peak):
         return up, 1.0
     shift = math.frexp(peak)[1] - _FP16_EXPONENT
@@ -153,7 +155,7 @@ def normalized(up: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, floa
 
 def fits(values: torch.Tensor, dtype: torch.dtype, what: str, path: str, file: str, key: str) -> None:
     """Raise :class:`NonFiniteError` where finite ``values`` overflow in the 16-bit ``dtype``."""
-    if torch.finfo(values.dtype).max <= torch.finfo(dtype).max:
+    if values.dtype == dtype or torch.finfo(values.dtype).max <= torch.finfo(dtype).max:
         return
     peak = largest(values)
     if not peak <= torch.finfo(dtype).max:

@@ -163,6 +163,14 @@ def original(owner: nn.Module, name: str):
     return None if now is Absent else now
 
 
+def parameter_like(owner: nn.Module, name: str, value: torch.Tensor) -> nn.Parameter:
+    """``value`` as a Parameter to stand for ``owner``'s ``name``: pinned and trainable as that one is."""
+    before = current(owner, name)
+    if before.device.type == "cpu" and before.is_pinned():
+        value = value.pin_memory()
+    return nn.Parameter(value, requires_grad=before.requires_grad)
+
+
 def drop_hooks(owner: nn.Module, kind: type) -> None:
     """Take off the forward hooks of class ``kind``; by class, because a deepcopy has other hook numbers than its handle."""
     for number in [number for number, hook in owner._forward_hooks.items() if isinstance(hook, kind)]:

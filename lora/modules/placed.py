@@ -15,7 +15,11 @@ from ..terms import Term
 from .site import Part, Site
 
 
-@dataclass(frozen=True)
+#: Relative error of a truncation in float32 that drops nothing.
+_ROUNDING = 1e-6
+
+
+@dataclass(slots=True)
 class Placed:
     """``term`` on ``rows`` of a module. ``lora`` is whose strength multiplies it; None: the strength is in it."""
 
@@ -79,43 +83,71 @@ def line(site: Site, part: Part, rank: int | None, error: float = 0.0, **facts) 
 
 
 def squeeze(branch: Branch, site: Site, strengths: Sequence[float], room: int) -> Branch:
-    """The branch in at most ``room`` ranks: each group of rows gets an even share, and what has more is compressed.
+    """The branch in at most ``room`` ranks, a multiple of 16: each group of rows gets an even share of them.
 
-    The strengths are then in the factors, so that all LoRAs concerned are fixed.
+    Within a group each term is truncated by its own SVD to as many ranks as its singular values, at the present strengths,
+    earn it among the others'. The terms of different LoRAs stay apart, so that strengths can still be changed.
     """
     groups: dict[tuple[int, int], list[Placed]] = {}
-    for placed in branch.placed:
-        groups.setdefault((placed.rows.start, placed.rows.stop), []).append(placed)
-    placed, fixed, errors = [], set(branch.fixed), {}
-    for count, (rows, group) in enumerate(sorted(groups.items(), key=lambda item: _ranks(item[1]))):
+    for one in branch.placed:
+        groups.setdefault((one.rows.start, one.rows.stop), []).append(one)
+    placed, errors = [], {}
+    for count, group in enumerate(sorted(groups.values(), key=_ranks)):
         share = room // (len(groups) - count) // SIDE * SIDE
         if share < SIDE:
             raise PlanError("the low-rank branch has no rank left for a LoRA", key=site.path, found=f"{room} ranks free")
-        if _ranks(group) <= share:
-            placed += group
-        else:
-            scaled = [Term(one.term.up, one.term.down, one.term.scale * _strength(one, strengths)) for one in group]
-            terms, error = lowrank.compress(scaled, share)
-            placed += [Placed(term, slice(*rows), None, group[0].part) for term in terms]
-            fixed |= {one.part.lora for one in group}
-            errors.update({(one.part.lora, str(one.part.target)): error for one in group})
-        room -= sum(one.term.rank for one in placed if (one.rows.start, one.rows.stop) == rows)
+        kept = group if _ranks(group) <= share else _truncated(group, strengths, share, errors)
+        placed += kept
+        room -= _ranks(kept)
     lines = [_with_error(one, errors.get((one.lora, one.source), 0.0)) for one in branch.lines]
-    return Branch(placed, lines, frozenset(fixed))
+    return Branch(placed, lines, branch.fixed)
+
+
+def _truncated(group: list[Placed], strengths, share: int, errors: dict) -> list[Placed]:
+    """The terms of ``group`` in ``share`` ranks in all; relative errors by LoRA and layer are added to ``errors``."""
+    kept = []
+    for one, rank in zip(group, _allot(group, strengths, share)):
+        source = (one.part.lora, str(one.part.target))
+        if rank >= one.term.rank:
+            kept.append(one)
+        elif rank == 0:
+            errors[source] = 1.0
+        else:
+            (term,), errors[source] = lowrank.compress([one.term], rank)
+            kept.append(Placed(term, one.rows, one.lora, one.part))
+    return kept
+
+
+def _allot(group: list[Placed], strengths, share: int) -> list[int]:
+    """How many ranks each term gets: in steps of a fragment, to the one whose next 16 singular values weigh most."""
+    weights = []
+    for number, one in enumerate(group):
+        strength = 1.0 if one.lora is None else abs(strengths[one.lora]) or 1.0
+        energies = _energies(one.term) * strength ** 2
+        weights += [(energies[start:start + SIDE].sum().item(), number, start) for start in range(0, len(energies), SIDE)]
+    ranks = [0] * len(group)
+    for _, number, _ in sorted(weights, reverse=True)[:share // SIDE]:
+        ranks[number] += SIDE
+    return ranks
+
+
+def _energies(term: Term) -> torch.Tensor:
+    """Squared singular values of a term, descending: eigenvalues of up^T up times down down^T, made symmetric."""
+    up, down = (factor.float() for factor in (term.up, term.down))
+    values, vectors = torch.linalg.eigh((up.T @ up).double())
+    root = vectors * values.clamp(min=0).sqrt()
+    found = torch.linalg.eigvalsh(root.T @ (down @ down.T).double() @ root)
+    return found.clamp(min=0).flip(0) * term.scale ** 2
 
 
 def _ranks(group: Sequence[Placed]) -> int:
     return sum(placed.term.rank for placed in group)
 
 
-def _strength(placed: Placed, strengths) -> float:
-    return 1.0 if placed.lora is None else strengths[placed.lora]
-
-
 def _with_error(applied: Applied, error: float) -> Applied:
-    if not error:
+    if error < _ROUNDING:
         return applied
-    return replace(applied, error=max(error, applied.error), note="compressed to the kernels' limit of ranks")
+    return replace(applied, error=max(error, applied.error), note="truncated to the kernels' limit of ranks")
 
 
 def owned(tensor: torch.Tensor) -> torch.Tensor:

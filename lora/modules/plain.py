@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import PlanError
-from .change import Change
+from .change import Change, parameter_like
 from .placed import line
 from .site import Draft, Site
 from .sums import Addend, Sum, bias_sum, weight_addends
@@ -66,7 +66,7 @@ class LinearDraft(Draft):
             live = Sum(site.attribute, site.path, self.addends)
             base = site.bare(site.attribute)
             value = live.value(base, self.strengths)
-            change.values[site.attribute] = nn.Parameter(value, requires_grad=False)
+            change.values[site.attribute] = parameter_like(site.owner, site.attribute, value)
             change.live.append(live)
             if value.dtype in _COARSE:
                 self._measure(base, value, live)

@@ -16,7 +16,7 @@ from ..terms import Delta
 from .change import Change, original
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """What one layer of one LoRA changes in one module.
 

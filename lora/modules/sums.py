@@ -14,7 +14,7 @@ from torch import nn
 from ..errors import NonFiniteError
 from ..lowrank import to_dense
 from ..terms import Term
-from .change import Change, current, original
+from .change import Change, current, original, parameter_like
 from .placed import owned
 from .site import Part, Site
 
@@ -84,7 +84,7 @@ class BiasSum:
         name = getattr(self.site, "prefix", "") + "bias"
         live = Sum(name, self.site.path, self.addends)
         before = self.site.bare(name)
-        change.values[name] = nn.Parameter(live.value(before, self.strengths), requires_grad=False)
+        change.values[name] = parameter_like(self.site.owner, name, live.value(before, self.strengths))
         change.live.append(live)
         change.fixed |= self.fixed
 

@@ -15,7 +15,7 @@ from .. import dequantize, packing
 from ..errors import PlanError
 from ..packing import SIDE, fragments, padded
 from .blocks import Block, Blocks, Scale, fits, normalized
-from .change import Change
+from .change import Change, parameter_like
 from .placed import Branch, Placed, gather, squeeze
 from .site import Draft, Site
 from .sums import bias_sum
@@ -54,30 +54,51 @@ class SVDQSite(Site):
 class SVDQDraft(Draft):
     def __init__(self, site: SVDQSite, parts, strengths: Sequence[float], max_rank: int):
         self.site, self.strengths = site, strengths
-        base = site.named("proj_down")
-        if base.shape[1] % SIDE or base.dtype not in (torch.float16, torch.bfloat16):
+        self.base_down, self.base_up = site.named("proj_down"), site.named("proj_up")
+        base_rank, dtype = self.base_down.shape[1], self.base_down.dtype
+        if base_rank % SIDE or dtype not in (torch.float16, torch.bfloat16):
             raise PlanError("the low-rank branch is not one that nunchaku's kernels take", key=site.path,
-                            expected="float16 or bfloat16, a rank that is a multiple of 16",
-                            found=f"{base.dtype}, rank {base.shape[1]}")
-        self.branch = gather(site, parts, strengths, max_rank)
-        room = MAX_RANK - base.shape[1]
-        if _appended(self.branch) > room:
-            self.branch = squeeze(self.branch, site, strengths, room - SIDE)
+                            expected="float16 or bfloat16, a rank that is a multiple of 16", found=f"{dtype}, rank {base_rank}")
+        branch = gather(site, parts, strengths, max_rank)
+        if _padded(branch) > MAX_RANK - base_rank:
+            branch = squeeze(branch, site, strengths, MAX_RANK - base_rank - SIDE)
+        self.rank, self.lines, self.fixed = _padded(branch), branch.lines, branch.fixed
+        self.groups = _groups(branch.placed)
         self.bias = bias_sum(site, parts, strengths, packing.pack_vector)
-        self.lines = self.branch.lines
-        self.rank = _appended(self.branch)
 
     def build(self, rank=None):
-        site, change = self.site, Change(self.site.owner, self.site.path, {}, fixed=self.branch.fixed)
+        site, change = self.site, Change(self.site.owner, self.site.path, {}, fixed=self.fixed)
         rank = self.rank if rank is None else rank
         if rank:
-            down, up, blocks = _factors(site, self.branch.placed, self.strengths, rank)
-            change.values[site.prefix + "proj_down"], change.values[site.prefix + "proj_up"] = down, up
+            down, up, blocks = self._factors(rank)
+            for name, factor in (("proj_down", down), ("proj_up", up)):
+                change.values[site.prefix + name] = parameter_like(site.owner, site.prefix + name, factor)
             change.live.append(blocks)
             if "rank" in site.owner.__dict__:
                 change.values["rank"] = down.shape[1]
         self.bias.add_to(change)
         return change
+
+    def _factors(self, rank: int):
+        """New proj_down and proj_up with ``rank`` appended ranks, and the blocks of the latter."""
+        site, base_down, base_up = self.site, self.base_down.detach(), self.base_up.detach()
+        dtype, device, first = base_down.dtype, base_down.device, base_down.shape[1] // SIDE
+        end = first + rank // SIDE
+        columns, blocks, at = [base_down.view(site.inp // SIDE, -1)], [], first
+        for group in self.groups:
+            down, block = _pack(site, group, at, dtype)
+            columns += down if down[0].device == device else [column.to(device) for column in down]
+            blocks.append(block)
+            at += len(down)
+        if at < end:
+            columns.append(base_down.new_zeros(site.inp // SIDE, (end - at) * packing.SIZE))
+        new_up = torch.empty(site.out, end * SIDE, dtype=dtype, device=device)
+        view = fragments(new_up)
+        view[:, :first].copy_(fragments(base_up))
+        _clear_rest(view, blocks, at)
+        live = Blocks(site.prefix + "proj_up", site.path, blocks, fragments)
+        live.write(new_up, self.strengths)
+        return torch.cat(columns, dim=1).view(site.inp, end * SIDE), new_up, live
 
 
 def _whole(placed: Placed) -> bool:
@@ -85,39 +106,16 @@ def _whole(placed: Placed) -> bool:
     return not (placed.term.rank % SIDE or placed.rows.start % SIDE or placed.rows.stop % SIDE)
 
 
-def _appended(branch: Branch) -> int:
-    whole = sum(placed.term.rank for placed in branch.placed if _whole(placed))
-    return whole + padded(branch.ranks - whole)
-
-
-def _factors(site: SVDQSite, placed: list[Placed], strengths, rank: int):
-    """New proj_down and proj_up with ``rank`` appended ranks, and the blocks of the latter."""
-    base_down, base_up = site.named("proj_down").detach(), site.named("proj_up").detach()
-    dtype, device, first = base_down.dtype, base_down.device, base_down.shape[1] // SIDE
-    columns, blocks, at = [base_down.view(site.inp // SIDE, -1)], [], first
-    for group in _groups(placed):
-        down, block = _pack(site, group, at, dtype)
-        columns += [column.to(device) for column in down]
-        blocks.append(block)
-        at += len(down)
-    if at < first + rank // SIDE:
-        columns.append(base_down.new_zeros(site.inp // SIDE, (first + rank // SIDE - at) * packing.SIZE))
-    new_down = torch.cat(columns, dim=1).view(site.inp, -1)
-    new_up = torch.empty(site.out, new_down.shape[1], dtype=dtype, device=device)
-    view = fragments(new_up)
-    view[:, :first].copy_(fragments(base_up))
-    _clear_rest(view, blocks, at)
-    live = Blocks(site.prefix + "proj_up", site.path, blocks, fragments)
-    live.write(new_up, strengths)
-    return _parameter(site, "proj_down", new_down), _parameter(site, "proj_up", new_up), live
-
-
-def _groups(placed: list[Placed]):
+def _groups(placed: list[Placed]) -> list[list[Placed]]:
     """Terms that share fragments: those that fill them stand alone, all others are put side by side."""
-    yield from ([one] for one in placed if _whole(one))
-    rest = [one for one in placed if not _whole(one)]
-    if rest:
-        yield rest
+    groups, rest = [], []
+    for one in placed:
+        groups.append([one]) if _whole(one) else rest.append(one)
+    return [*groups, rest] if rest else groups
+
+
+def _padded(branch: Branch) -> int:
+    return sum(padded(sum(one.term.rank for one in group)) for group in _groups(branch.placed))
 
 
 def _pack(site: SVDQSite, group: list[Placed], at: int, dtype) -> tuple[list[torch.Tensor], Block]:
@@ -131,16 +129,21 @@ def _pack(site: SVDQSite, group: list[Placed], at: int, dtype) -> tuple[list[tor
         down, rows = one.term.down, slice(one.rows.start // SIDE, one.rows.stop // SIDE)
     else:
         down = torch.cat([one.term.down.to(dtype) for one in group])
-        up, rows = torch.zeros(site.out, len(down), dtype=dtype, device=down.device), slice(0, site.out // SIDE)
-        start = 0
-        for one, (values, _) in zip(group, scaled):
-            up[one.rows, start:start + one.term.rank] = values.to(dtype)
-            start += one.term.rank
+        up, rows = _side_by_side(site, group, scaled, dtype), slice(0, site.out // SIDE)
         ranks = packing.ranks_of_up(padded(len(down)))
     columns = list(packing.pack_down(down, dtype))
-    packed = packing.pack_up(up, dtype)
-    block = Block(packed, (rows, slice(at, at + len(columns))), scales, str(group[0].part.target), ranks)
+    block = Block(packing.pack_up(up, dtype), (rows, slice(at, at + len(columns))), scales, str(group[0].part.target), ranks)
     return columns, block
+
+
+def _side_by_side(site: SVDQSite, group: list[Placed], scaled, dtype) -> torch.Tensor:
+    """The up factors of a group, each in its rows and in columns of its own."""
+    up = torch.zeros(site.out, sum(one.term.rank for one in group), dtype=dtype, device=group[0].term.up.device)
+    start = 0
+    for one, (values, _) in zip(group, scaled):
+        up[one.rows, start:start + one.term.rank] = values.to(dtype)
+        start += one.term.rank
+    return up
 
 
 def _clear_rest(view, blocks: list[Block], end: int) -> None:
@@ -154,9 +157,3 @@ def _clear_rest(view, blocks: list[Block], end: int) -> None:
     if end < view.shape[1]:
         view[:, end:].zero_()
 
-
-def _parameter(site: SVDQSite, name: str, value: torch.Tensor) -> nn.Parameter:
-    before = site.named(name)
-    if before.device.type == "cpu" and before.is_pinned():
-        value = value.pin_memory()
-    return nn.Parameter(value, requires_grad=getattr(site.owner, site.prefix + name).requires_grad)

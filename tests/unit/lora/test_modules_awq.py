@@ -115,4 +115,4 @@ def test_a_change_without_a_small_rank_is_truncated_and_its_error_reported(model
     best = (values[8:].square().sum() / values.square().sum()).sqrt().item()
     assert line.rank == 8 and abs(line.error - best) < 1e-6 * best
     assert abs((found - wanted).norm().item() / wanted.norm().item() - line.error) < 1e-3
-    assert "truncated, error" in str(report)
+    assert "truncation error" in str(report)
