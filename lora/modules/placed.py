@@ -16,7 +16,7 @@ from .site import Part, Site
 
 
 #: Relative error of a truncation in float32 that drops nothing.
-_ROUNDING = 1e-6
+_ROUNDING = 1e-5
 
 
 @dataclass(slots=True)
