@@ -94,7 +94,7 @@ def number(strength, name) -> float:
     """``strength`` as a finite float; raises :class:`PlanError`."""
     try:
         value = float(strength)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value):
         raise PlanError(f"the strength of {name} is not a finite number", found=repr(strength))

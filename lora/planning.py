@@ -189,13 +189,15 @@ def _again(root, state, asked, strengths) -> Report | None:
         ready = installed
     elif aside is not None and aside.bring():
         ready = aside
-        swap(root, state, ready)
     else:
         return None
     try:
+        if ready is not back:
+            swap(root, state, ready)
         rescale(state, ready.chosen(strengths))
-    except LoraError as error:
-        swap(root, state, back)
+    except BaseException as error:
+        if state.installed is not back:
+            swap(root, state, back)
         if isinstance(error, PlanError):
             # Some of it cannot be rescaled, and is worked out anew.
             return None

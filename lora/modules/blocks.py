@@ -67,7 +67,8 @@ class Block:
             return
         if self._largest is None:
             self._largest = largest(self.values)
-        if not self._largest * factor <= torch.finfo(dtype).max:
+        # The first: where all values are zero, a multiplier that float32 takes for Inf would make them NaN.
+        if not factor <= torch.finfo(torch.float32).max or not self._largest * factor <= torch.finfo(dtype).max:
             raise NonFiniteError(f"at this strength {self.source} does not fit {_name(dtype)}", key=path,
                                  expected=f"at most {torch.finfo(dtype).max:.4g}", found=f"{self._largest * factor:.4g}")
 

@@ -27,6 +27,11 @@ class Addend:
     rows: slice
     lora: int | None
 
+    def factor(self, strengths: Sequence[float]) -> float:
+        """What the value (of a term: the product of its factors) is multiplied by."""
+        strength = 1.0 if self.lora is None else strengths[self.lora]
+        return strength * self.value.scale if isinstance(self.value, Term) else strength
+
 
 @dataclass(eq=False)
 class Sum:
@@ -37,13 +42,19 @@ class Sum:
     addends: list[Addend]
 
     def delta(self, base: torch.Tensor, strengths: Sequence[float]) -> torch.Tensor:
-        """The sum of the addends in float32, in the shape of ``base`` and on its device."""
+        """The sum of the addends in float32, in the shape of ``base`` and on its device.
+
+        Raises :class:`NonFiniteError` for a multiplier beyond float32.
+        """
         total = torch.zeros(base.shape, dtype=torch.float32, device=base.device)
         for addend in self.addends:
-            factor = 1.0 if addend.lora is None else strengths[addend.lora]
+            factor = addend.factor(strengths)
+            if not abs(factor) <= torch.finfo(torch.float32).max:
+                raise NonFiniteError(f"at this strength the change of {self.name} does not fit float32", key=self.path,
+                                     found=f"a multiplier of {factor:.4g}")
             if isinstance(addend.value, Term):
-                up, down = (factor_.to(base.device).float() for factor_ in (addend.value.up, addend.value.down))
-                total[addend.rows].addmm_(up, down, alpha=factor * addend.value.scale)
+                up, down = (values.to(base.device).float() for values in (addend.value.up, addend.value.down))
+                total[addend.rows].addmm_(up, down, alpha=factor)
             else:
                 total[addend.rows].add_(addend.value.to(base.device), alpha=factor)
         return total

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from unittest.mock import Mock
 
 import producers
 import pytest
@@ -286,6 +287,17 @@ class TestSetAside:
         assert same(bits(model), before) and lora.composed(model) == ()
         assert not lora.compose(model, [(opened, 1.0)]).computed
 
+    @pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
+    def test_an_error_while_it_is_rescaled_leaves_it_aside(self, model, monkeypatch, error):
+        before, opened = bits(model), lora.open_lora(file())
+        lora.compose(model, [(opened, 1.0)])
+        lora.set_aside(model)
+        with monkeypatch.context() as patched, pytest.raises(error):
+            patched.setattr("qpatch.lora.modules.blocks.Blocks.prepare", Mock(side_effect=error))
+            lora.compose(model, [(opened, 0.5)])
+        assert same(bits(model), before) and lora.composed(model) == ()
+        assert not lora.compose(model, [(opened, 1.0)]).computed
+
 
 def test_the_same_opened_files_again_only_rescale(model):
     opened = lora.open_lora(file())
@@ -295,6 +307,17 @@ def test_the_same_opened_files_again_only_rescale(model):
     assert model.get_submodule(NAMES[0]).proj_up is up
     # A path may hold another file by now.
     assert lora.compose(model, [(file(), 0.5)]).computed
+
+
+@pytest.mark.parametrize("name", ["proj_out", "transformer_blocks.0.attn.to_out.0"])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_strength_beyond_float32_is_refused_for_every_kind_of_layer(model, name, value):
+    before, layer = bits(model), model.get_submodule(name)
+    tensors = {f"{name}.lora_A.weight": torch.ones(2, layer.in_features),
+               f"{name}.lora_B.weight": torch.full((layer.out_features, 2), value)}
+    with pytest.raises(lora.NonFiniteError, match=name):
+        lora.compose(model, [(tensors, 1e39)])
+    assert same(bits(model), before)
 
 
 @pytest.mark.parametrize("kind", ["dora", "oft"])

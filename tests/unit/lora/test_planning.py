@@ -86,6 +86,7 @@ def test_what_is_no_safetensors_file_is_refused(model, tmp_path, content):
 @pytest.mark.parametrize("loras, problem", [
     ([(7, 1.0)], "a LoRA is a path, a dict of tensors or a LoraFile"), ([({}, 1.0)], "no tensors"),
     ([(pair(), float("nan"))], "not a finite number"), ([(pair(), None)], "not a finite number"),
+    ([(pair(), 10**400)], "not a finite number"),
 ])
 def test_a_request_that_makes_no_sense_is_refused(model, loras, problem):
     with pytest.raises(lora.LoraError, match=problem):
