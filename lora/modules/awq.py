@@ -71,6 +71,13 @@ class AWQSite(BranchSite):
         self.splits = self.out // self.inp if self.out % self.inp == 0 else 1
         self.dtype, self.device = scales.dtype, scales.device
 
+    def bias(self):
+        """The exporter adds the 1 of ``1 + scale`` to the chunks that are scales: second and last but one."""
+        chunks = super().bias().unflatten(0, (self.splits, -1)).clone()
+        if self.splits > 1:
+            chunks[sorted({1, self.splits - 2})] -= 1
+        return chunks.flatten()
+
     def weight(self):
         qweight, wscales, wzeros = (self.bare(name) for name in ("qweight", "wscales", "wzeros"))
         return self.natural(dequantize.awq(qweight, wscales, wzeros, self.out, self.inp))

@@ -48,7 +48,10 @@ def bias_of(module) -> torch.Tensor | None:
     if hasattr(module, "proj_down"):
         return trees.plain_bias(module.bias)
     if hasattr(module, "wzeros"):
-        return stored_weights.planar(module.bias.detach().double()[:, None])[:, 0]
+        chunks = stored_weights.planar(module.bias.detach().double()[:, None]).view(6, -1).clone()
+        # The ones of 1 + scale are in the stored bias, and not in that of the original layer.
+        chunks[[1, 4]] -= 1
+        return chunks.flatten()
     return module.bias.detach().double()
 
 

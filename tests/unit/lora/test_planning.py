@@ -265,7 +265,7 @@ class TestBeyondTheKernelsLimitOfRanks:
         errors = [max(line.error for line in file.lines) for file in report.files]
         assert errors[0] < errors[2] < 0.2 and "limit of ranks" in str(report)
         wanted = sum(strength * delta for strength, delta in zip(strengths, deltas))
-        assert expected.relative(trees.effective(layer) - before, wanted) < 0.01
+        assert expected.relative(trees.effective(layer) - before, wanted) < 0.02
         lora.set_strengths(root, [0, 1.0, 0, 0, 0])
         assert expected.relative(trees.effective(layer) - before, deltas[1]) < errors[1] + 0.01
 
