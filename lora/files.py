@@ -28,6 +28,7 @@ class LoraFile:
     ``skipped``            (key, reason): understood, but left out.
     ``unknown``            (key, reason with the nearest name that exists): not understood.
     ``text_encoder_keys``  keys of text encoders, for the caller; also in ``skipped``.
+    ``source``             where its tensors come from.
     ``family``             None only for a file that holds nothing but text encoder keys.
     """
 
@@ -38,6 +39,7 @@ class LoraFile:
     skipped: list[tuple[str, str]] = field(default_factory=list)
     unknown: list[tuple[str, str]] = field(default_factory=list)
     text_encoder_keys: list[str] = field(default_factory=list)
+    source: Source | None = field(default=None, repr=False)
 
 
 def open_lora(source: str | PathLike | Mapping[str, torch.Tensor], *, name: str | None = None,
@@ -61,7 +63,7 @@ def open_lora(source: str | PathLike | Mapping[str, torch.Tensor], *, name: str 
     keys = [key for key in opened.entries if key not in FLAGS]
     wanted = None if family is None else families.get(family)
     resolver = recognise(opened.name, keys, wanted)
-    file = LoraFile(opened.name, resolver and resolver.family, opened.metadata)
+    file = LoraFile(opened.name, resolver and resolver.family, opened.metadata, source=opened)
     file.skipped += [(key, "describes the file") for key in flags]
     if resolver is None:
         file.text_encoder_keys = keys

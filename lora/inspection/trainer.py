@@ -84,7 +84,7 @@ def maker(metadata: Mapping[str, str], keys: Iterable[str]) -> Maker:
 
 def _from_metadata(metadata) -> Maker | None:
     if "qpatch.format" in metadata:
-        return Maker(f"qpatch ({metadata.get('qpatch.made_by', 'converted')})", True, "metadata qpatch.format")
+        return Maker(metadata.get("qpatch.made_by", "qpatch"), True, "metadata qpatch.format")
     software = parsed(metadata.get("software"))
     if isinstance(software, dict) and software.get("name"):
         return Maker(f"{software['name']} {software.get('version', '')}".strip(), True, "metadata software")

@@ -16,7 +16,7 @@ VERBS = {
     "selftest": ("qpatch.cli.selftest", "prove the installed copy, without GPU or ComfyUI"),
     "enable": ("qpatch.cli.enable", "write the start-up files for this interpreter"),
     "disable": ("qpatch.cli.disable", "remove the start-up files of this interpreter"),
-    "lora": ("qpatch.cli.lora", "look at LoRA files"),
+    "lora": ("qpatch.cli.lora", "look at LoRA files, compare, convert and merge them"),
     "run": ("qpatch.cli.run", "run a script with qpatch active, where start-up files are not read"),
 }
 

@@ -1,4 +1,4 @@
-"""``qpatch lora``: look at LoRA files, compare them. Each sub-verb is a module of its own."""
+"""``qpatch lora``: look at LoRA files, compare, convert and merge them. Each sub-verb is a module of its own."""
 
 import argparse
 import importlib
@@ -7,6 +7,8 @@ import importlib
 VERBS = {
     "inspect": ("qpatch.cli.lora_inspect", "what is in LoRA files, what they cover, and how much each layer changes"),
     "diff": ("qpatch.cli.lora_diff", "what two LoRAs, or stacks of them, change relative to each other"),
+    "convert": ("qpatch.cli.lora_convert", "write a LoRA in another format, or with a smaller rank"),
+    "merge": ("qpatch.cli.lora_merge", "write a stack of LoRAs as one file"),
 }
 
 EXIT_CODES = """exit codes:
