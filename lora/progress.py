@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 #: (steps done, steps in all).
 Progress = Callable[[int, int], None]
@@ -42,6 +42,14 @@ class Steps:
     def __exit__(self, *_) -> None:
         if self._close is not None:
             self._close()
+
+
+def track(items: Iterable, total: int, title: str, progress: Progress | None = None) -> Iterator:
+    """Yield ``items``, each a step of a bar."""
+    with Steps(title, total, progress) as steps:
+        for item in items:
+            yield item
+            steps.step()
 
 
 def _bar(title, total):
