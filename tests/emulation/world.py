@@ -154,6 +154,41 @@ def zimage_pair(precision: str = "int4", skip_refiners: bool = False):
 def _match(plain, quantized) -> None:
     tiny.randomize(plain.diffusion_model, seed=1)
     tiny.quantize(quantized.diffusion_model, plain.diffusion_model)
+    # The plain layers are float32 now, and that is what ComfyUI is to send in.
+    quantized.diffusion_model.dtype = torch.float32
+
+
+@contextlib.contextmanager
+def dynamic_vram(memory_management, model_management):
+    """ComfyUI's Linears are lazy in here; up to 0.28 that needs Windows as well."""
+    before = memory_management.aimdo_enabled, model_management.WINDOWS
+    memory_management.aimdo_enabled = model_management.WINDOWS = True
+    try:
+        yield
+    finally:
+        memory_management.aimdo_enabled, model_management.WINDOWS = before
+
+
+def reload(pair, path, memory_management, model_management):
+    """The quantized model of ``pair`` once more, made under dynamic VRAM from a file that stays mapped."""
+    import safetensors.torch
+
+    model = pair.model
+    safetensors.torch.save_file({key: value.contiguous() for key, value in model.state_dict().items()}, path)
+    with dynamic_vram(memory_management, model_management):
+        config = pair.quantized.model.model_config
+        more = {"torch_dtype": torch.bfloat16} if pair.family == "z-image" else {}
+        fresh = config.get_model({}, "", **more)
+        fresh.load_model_weights(safetensors.torch.load_file(path), "")
+    fresh.diffusion_model.dtype = torch.float32
+    for key, parameter in fresh.diffusion_model.named_parameters():
+        # Qwen-Image declares one dtype for all; what qpatch cast to it is float32 again.
+        if parameter.dtype != model.get_parameter(key).dtype:
+            parameter.data = model.get_parameter(key).detach().clone()
+    for name, layer in fresh.diffusion_model.named_modules():
+        if getattr(layer, "wtscale", None) is not None:
+            layer.wtscale = model.get_submodule(name).wtscale
+    return _patcher(type(pair.quantized), fresh)
 
 
 def inputs(family: str, seed: int = 5) -> dict:

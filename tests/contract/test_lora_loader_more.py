@@ -1,0 +1,150 @@
+"""What only real ComfyUI has: its own LoRA code as the reference, its samplers and schedules, its nodes, dynamic VRAM."""
+
+import gc
+
+import pytest
+import torch
+
+import qpatch
+from emulation import effect, world
+from emulation.cases import load
+from emulation.effect import FAMILIES, TOLERANCE, Pairs, example
+from emulation.kinds import KindCases
+
+pytestmark = [pytest.mark.comfyui, pytest.mark.nunchaku,
+              pytest.mark.skipif(world.missing() is not None, reason=f"{world.missing()} is not set")]
+
+#: What ComfyUI reads, and a strength that makes it a visible change. Its "set" takes no strength.
+READ_BY_COMFYUI = {"lora": 0.02, "lokr": 0.02, "lokr_w2_whole": 0.02, "lokr_both": 0.01, "lokr_full": 0.02, "loha": 0.005,
+                   "glora": 0.3, "glora_old": 0.3, "dora": 0.3, "dora_columns": 0.3, "dora_lokr": 0.02, "oft": 0.3, "boft": 0.3,
+                   "diff": 0.3, "diff_b": 0.3, "set_weight": 1.0}
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    qpatch.activate()
+    world.enter(world.checkouts())
+    yield Pairs()
+
+
+class TestKindsOnCheckouts(KindCases):
+    pass
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", READ_BY_COMFYUI)
+def test_every_kind_that_comfyui_reads_has_the_effect_it_has_there(pairs, family, kind, monkeypatch):
+    import comfy.sd
+
+    monkeypatch.setenv("QPATCH_MAX_RANK", "900")
+    pair, strength = pairs(family), READ_BY_COMFYUI[kind]
+    file = example(family, "comfyui extract" if kind == "set_weight" else "simpletuner lycoris", kind)
+    plain, _ = comfy.sd.load_lora_for_models(pair.plain, None, file.tensors, strength, 0)
+    wanted = pair.run(plain)
+    del plain
+    got = pair.run(load(pair.quantized, file, strength))
+    assert torch.equal(pair.run(pair.plain), pair.plain_base)
+    assert effect.mismatch(got, pair.base, wanted, pair.plain_base) < TOLERANCE
+
+
+def sample(pair, patcher, hooks=None, steps=3):
+    """A few steps of a sampler with guidance; ``hooks`` are on the positive conditioning only."""
+    import comfy.sample
+
+    generator = torch.Generator().manual_seed(11)
+    shape = pair.inputs["x"].shape
+    noise = torch.randn(shape, generator=generator)
+    positive, negative = (torch.randn(1, 7, 96, generator=generator) for _ in range(2))
+    conditioning = {"hooks": hooks} if hooks is not None else {}
+    return comfy.sample.sample(patcher, noise, steps, 2.0, "euler", "simple", [[positive, conditioning]], [[negative, {}]],
+                               torch.zeros(shape), disable_pbar=True, seed=1)
+
+
+def schedule(file, strength, *keyframes):
+    """A LoRA on conditioning whose strength follows (strength, start percent) keyframes."""
+    import comfy.hooks
+
+    group = comfy.hooks.create_hook_lora(file.tensors, strength, 0.0)
+    frames = comfy.hooks.HookKeyframeGroup()
+    for value, start in keyframes:
+        frames.add(comfy.hooks.HookKeyframe(strength=value, start_percent=start))
+    if keyframes:
+        group.set_keyframes_on_hooks(frames)
+    return group
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("keyframes", [(), ((0.0, 0.0), (1.0, 0.3), (0.5, 0.7))])
+def test_a_sampler_with_a_scheduled_lora_gives_what_it_gives_on_the_unquantized_model(pairs, family, keyframes):
+    pair, file = pairs(family), example(family, "comfyui extract")
+    plain_base, base = sample(pair, pair.plain), sample(pair, pair.quantized)
+    wanted = sample(pair, pair.plain, schedule(file, 0.02, *keyframes))
+    for _ in range(2):
+        got = sample(pair, pair.quantized, schedule(file, 0.02, *keyframes))
+        assert effect.mismatch(got, base, wanted, plain_base) < TOLERANCE
+    assert torch.equal(sample(pair, pair.quantized), base)
+    assert pair.bare()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sampler_gives_the_same_twice_with_a_lora_and_the_base_without(pairs, family):
+    pair, file = pairs(family), example(family)
+    base, patcher = sample(pair, pair.quantized), load(pair.quantized, file, 0.02)
+    first = sample(pair, patcher)
+    assert not torch.allclose(first, base, atol=1e-3)
+    assert torch.equal(sample(pair, patcher), first)
+    assert torch.equal(sample(pair, pair.quantized), base)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_comfyui_s_own_node_loads_a_file_by_its_name(pairs, family, tmp_path, monkeypatch, caplog):
+    import folder_paths
+    import nodes
+
+    pair, file = pairs(family), example(family)
+    file.write(tmp_path / "style.safetensors")
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "loras", ([str(tmp_path)], {".safetensors"}))
+    node = nodes.LoraLoaderModelOnly()
+    (patcher,) = node.load_lora_model_only(pair.quantized, "style.safetensors", 0.02)
+    with caplog.at_level("INFO", logger="qpatch"):
+        assert pair.error(patcher, [(file, 0.02)]) < TOLERANCE
+    assert f"style.safetensors 0.02 -> {len(file.layers)}/{len(file.layers)} layers" in caplog.text
+    (weaker,) = node.load_lora_model_only(pair.quantized, "style.safetensors", 0.01)
+    assert pair.error(weaker, [(file, 0.01)]) < TOLERANCE
+    del patcher, weaker
+    gc.collect()
+    assert pair.bare()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_deep_clone_takes_the_list_to_its_own_model_and_leaves_the_first_bare(pairs, family):
+    pair, twin, file = pairs(family), pairs(family, twin=True), example(family)
+    patcher = load(pair.quantized, file, 0.02)
+    try:
+        deep = patcher.clone(model_override=twin.quantized.get_clone_model_override())
+    except (TypeError, AttributeError):
+        pytest.skip("this release has no deep clones, or the patcher's override takes no argument")
+    got = twin.run(deep)
+    assert torch.equal(world.evaluate(pair.quantized, pair.inputs), pair.base)
+    assert torch.equal(got, pair.run(patcher))
+    del deep, patcher
+    gc.collect()
+    assert pair.bare() and twin.bare()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_under_dynamic_vram_a_model_from_a_mapped_file_takes_and_gives_back_loras(pairs, family, tmp_path):
+    import comfy.memory_management
+    import comfy.model_management
+
+    pair, file = pairs(family), example(family)
+    lazily = world.reload(pair, tmp_path / "model.safetensors", comfy.memory_management, comfy.model_management)
+    base = world.run(lazily, pair.inputs)
+    assert torch.allclose(base, pair.base, atol=1e-4)
+    state = {key: value.clone() for key, value in lazily.model.diffusion_model.state_dict().items()}
+    got = world.run(load(lazily, file, 0.02), pair.inputs)
+    with effect.dense(pair.plain, [(file, 0.02)]):
+        assert effect.mismatch(got, base, pair.run(pair.plain), pair.plain_base) < TOLERANCE
+    assert torch.equal(world.run(lazily, pair.inputs), base)
+    now = lazily.model.diffusion_model.state_dict()
+    assert all(torch.equal(effect._bits(now[key]), effect._bits(state[key])) for key in state)
