@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
-from weakref import WeakValueDictionary
+from typing import NamedTuple
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -12,9 +13,20 @@ from qpatch.lora.files import LoraFile, open_lora
 
 #: Tensor -> name of the file it was read from. Weak: it knows only tensors that somebody else keeps.
 _read_from = WeakIdKeyDictionary()
-#: (family, what a dict holds) -> the opened LoRA, while anybody uses it: a node that runs again with another strength
-#: means the same LoRA, and so does what was composed from it.
-_files: WeakValueDictionary = WeakValueDictionary()
+#: First tensor of a dict -> what was opened from that dict.
+_known = WeakIdKeyDictionary()
+
+
+class _Record(NamedTuple):
+    """An opened LoRA and what it was opened from, none of it kept alive."""
+
+    family: str
+    tensors: dict[str, weakref.ref]
+    file: weakref.ref
+
+    def is_of(self, tensors: Mapping[str, torch.Tensor], family: str) -> bool:
+        return (self.family == family and self.tensors.keys() == tensors.keys()
+                and all(self.tensors[key]() is tensor for key, tensor in tensors.items()))
 
 
 def remember(tensors: Mapping[str, torch.Tensor], name: str) -> None:
@@ -32,6 +44,22 @@ def name_of(tensors: Mapping[str, torch.Tensor]) -> str | None:
     return None
 
 
+def _open(tensors: Mapping[str, torch.Tensor], family, name: str) -> LoraFile:
+    """The opened LoRA; the same object for the same tensors, while it is in use.
+
+    So a node that runs again with another strength means the same LoRA, and what was composed from it is
+    only rescaled.
+    """
+    first = next((tensor for tensor in tensors.values() if isinstance(tensor, torch.Tensor)), None)
+    record = _known.get(first) if first is not None else None
+    file = record.file() if record is not None and record.is_of(tensors, family.name) else None
+    if file is None:
+        file = open_lora(tensors, name=name, family=family)
+        refs = {key: weakref.ref(tensor) for key, tensor in tensors.items()}
+        _known[first] = _Record(family.name, refs, weakref.ref(file))
+    return file
+
+
 class Lora:
     """A LoRA in memory, opened when it is first asked for."""
 
@@ -43,10 +71,7 @@ class Lora:
     def file(self) -> LoraFile:
         """The opened LoRA; raises :class:`qpatch.lora.errors.LoraError`."""
         if self._file is None:
-            key = self.family.name, frozenset((key, id(tensor)) for key, tensor in self.tensors.items())
-            self._file = _files.get(key)
-            if self._file is None:
-                self._file = _files[key] = open_lora(self.tensors, name=self.name, family=self.family)
+            self._file = _open(self.tensors, self.family, self.name)
         return self._file
 
     def grow(self, tensors: Mapping[str, torch.Tensor]) -> bool:

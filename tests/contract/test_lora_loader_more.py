@@ -134,11 +134,8 @@ def test_a_deep_clone_takes_the_list_to_its_own_model_and_leaves_the_first_bare(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_under_dynamic_vram_a_model_from_a_mapped_file_takes_and_gives_back_loras(pairs, family, tmp_path):
-    import comfy.memory_management
-    import comfy.model_management
-
     pair, file = pairs(family), example(family)
-    lazily = world.reload(pair, tmp_path / "model.safetensors", comfy.memory_management, comfy.model_management)
+    lazily = world.from_file(pair, tmp_path / "model.safetensors")
     base = world.run(lazily, pair.inputs)
     assert torch.allclose(base, pair.base, atol=1e-4)
     state = {key: value.clone() for key, value in lazily.model.diffusion_model.state_dict().items()}

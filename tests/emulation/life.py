@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qpatch import lora
-from qpatch.lora import planning
+from qpatch.lora import planning, progress
 
 from . import effect, walk, world
 from .cases import load
@@ -271,6 +271,34 @@ class LifeCases:
         count = len(file.layers)
         assert lines[0] == f"qpatch: style.safetensors 0.02 -> {count}/{count + 1} layers"
         assert len(lines) == 2 and "style.safetensors: 1 keys without effect" in lines[1] and "nowhere" in lines[1], lines
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_a_model_that_somebody_reset_is_composed_again_at_the_next_run(self, pairs, family):
+        pair = pairs(family)
+        patcher = load(pair.quantized, example(family), 0.02)
+        output = pair.run(patcher)
+        lora.reset(pair.model)
+        assert torch.equal(world.evaluate(patcher, pair.inputs), pair.base)
+        assert torch.equal(pair.run(patcher), output)
+
+    def test_a_composition_that_takes_its_time_moves_comfyui_s_progress_bar(self, pairs, monkeypatch):
+        import comfy.utils
+
+        seen = []
+
+        class Bar:
+            def __init__(self, total, *_, **__):
+                self.total = total
+
+            def update_absolute(self, value, total=None, preview=None):
+                seen.append((value, total))
+
+        monkeypatch.setattr(comfy.utils, "ProgressBar", Bar)
+        monkeypatch.setattr(progress, "_DELAY", 0)
+        pair = pairs("z-image")
+        pair.run(load(pair.quantized, example("z-image"), 0.02))
+        assert seen[-1][0] == seen[-1][1] > 10
+        assert seen == sorted(seen)
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_the_loras_of_a_stack_still_apply_when_one_holds_nan(self, pairs, family, caplog):

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import safetensors.torch
 import torch
 
 from . import kernels, tiny
@@ -159,35 +160,31 @@ def _match(plain, quantized) -> None:
 
 
 @contextlib.contextmanager
-def dynamic_vram(memory_management, model_management):
+def dynamic_vram():
     """ComfyUI's Linears are lazy in here; up to 0.28 that needs Windows as well."""
-    before = memory_management.aimdo_enabled, model_management.WINDOWS
-    memory_management.aimdo_enabled = model_management.WINDOWS = True
+    import comfy.memory_management as memory
+    import comfy.model_management as management
+
+    before = memory.aimdo_enabled, management.WINDOWS
+    memory.aimdo_enabled = management.WINDOWS = True
     try:
         yield
     finally:
-        memory_management.aimdo_enabled, model_management.WINDOWS = before
+        memory.aimdo_enabled, management.WINDOWS = before
 
 
-def reload(pair, path, memory_management, model_management):
-    """The quantized model of ``pair`` once more, made under dynamic VRAM from a file that stays mapped."""
-    import safetensors.torch
-
-    model = pair.model
+def from_file(pair, path):
+    """The quantized model of ``pair`` once more: written to ``path``, and made under dynamic VRAM from the mapped file."""
+    model, config = pair.model, pair.quantized.model.model_config
     safetensors.torch.save_file({key: value.contiguous() for key, value in model.state_dict().items()}, path)
-    with dynamic_vram(memory_management, model_management):
-        config = pair.quantized.model.model_config
-        more = {"torch_dtype": torch.bfloat16} if pair.family == "z-image" else {}
-        fresh = config.get_model({}, "", **more)
+    with dynamic_vram():
+        fresh = config.get_model({}, "", **({"torch_dtype": torch.bfloat16} if pair.family == "z-image" else {}))
         fresh.load_model_weights(safetensors.torch.load_file(path), "")
     fresh.diffusion_model.dtype = torch.float32
     for key, parameter in fresh.diffusion_model.named_parameters():
         # Qwen-Image declares one dtype for all; what qpatch cast to it is float32 again.
         if parameter.dtype != model.get_parameter(key).dtype:
             parameter.data = model.get_parameter(key).detach().clone()
-    for name, layer in fresh.diffusion_model.named_modules():
-        if getattr(layer, "wtscale", None) is not None:
-            layer.wtscale = model.get_submodule(name).wtscale
     return _patcher(type(pair.quantized), fresh)
 
 
