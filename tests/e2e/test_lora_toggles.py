@@ -10,6 +10,7 @@ from emulation import effect, world
 from emulation.cases import load
 from qpatch import states
 from qpatch.catalogue import named
+from qpatch.layers import marked
 
 
 @pytest.fixture
@@ -22,12 +23,8 @@ def enter(monkeypatch):
     return enter
 
 
-def patched(function) -> bool:
-    return hasattr(function, "__wrapped__")
-
-
-def test_switched_off_every_function_is_comfyui_s_own(enter):
-    with enter("lora-loader,comfy-compat-lora-key-map,comfy-compat-lora-shape"):
+def test_switched_off_no_function_of_comfyui_has_a_layer_of_the_hook(enter):
+    with enter("lora-loader"):
         import comfy.lora
         import comfy.sd
         import comfy.utils
@@ -37,8 +34,12 @@ def test_switched_off_every_function_is_comfyui_s_own(enter):
         for name, cls in (("common", "NunchakuModelPatcher"), ("zimage", "ZImageModelPatcher")):
             patcher = getattr(world.of_pack(f"model_patcher.{name}"), cls)
             functions += [patcher.add_patches, patcher.add_hook_patches]
-        assert not any(map(patched, functions))
+        assert not any(marked(function, "lora-loader") for function in functions)
         assert states.overall(named("lora-loader")) == ("disabled", "QPATCH_DISABLE names it")
+    with enter():
+        import comfy.sd
+
+        assert marked(comfy.sd.load_lora_for_models, "lora-loader")
 
 
 def test_switched_off_qwen_image_ignores_loras_as_before(enter):
