@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from . import lowrank
 from .adapters import Adapter
+from .errors import LoraError
 from .files import LoraFile
 from .keys import Target, split_suffix
 from .report import FileReport
@@ -59,7 +60,7 @@ class Coverage:
         if not effective:
             return 0.0
         norms = {target: _norm(adapter) for target, adapter in self.file.layers.items()}
-        strays = sum(filter(None, map(_norm, getattr(self.file, "strays", ()))))
+        strays = sum(filter(None, map(_norm_of_stray, self.file.strays)))
         total = sum(filter(None, norms.values())) + strays
         return sum(norms[target] or 0.0 for target in effective) / total if total else None
 
@@ -75,3 +76,11 @@ def _norm(adapter: Adapter) -> float | None:
     if delta.rebase is not None or delta.replace is not None:
         return None
     return lowrank.norm(delta.terms if delta.dense is None else delta.dense)
+
+
+def _norm_of_stray(adapter: Adapter) -> float | None:
+    """The same for a layer that goes nowhere; what is wrong with its data does not matter to the others."""
+    try:
+        return _norm(adapter)
+    except LoraError:
+        return None

@@ -10,10 +10,10 @@ import torch
 
 from . import adapters, families
 from .adapters import Adapter
-from .errors import IncompleteAdapter, UnsupportedAdapter
+from .errors import IncompleteAdapter, LoraError, UnsupportedAdapter
 from .families import Family
 from .grouping import Grouping, overlaps
-from .keys import FLAGS, TEXT_ENCODER, Target
+from .keys import FLAGS, TEXT_ENCODER, Role, Target, split_suffix
 from .layer import Layer
 from .recognise import recognise
 from .rules import Rules, adapter_config
@@ -27,6 +27,7 @@ class LoraFile:
     ``layers``             target -> adapter, in the file's order.
     ``skipped``            (key, reason): understood, but left out.
     ``unknown``            (key, reason with the nearest name that exists): not understood.
+    ``strays``             adapters of layers whose keys are in ``unknown``: what they weigh is lost.
     ``text_encoder_keys``  keys of text encoders, for the caller; also in ``skipped``.
     ``source``             where its tensors come from.
     ``family``             None only for a file that holds nothing but text encoder keys.
@@ -38,6 +39,7 @@ class LoraFile:
     layers: dict[Target, Adapter] = field(default_factory=dict)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     unknown: list[tuple[str, str]] = field(default_factory=list)
+    strays: list[Adapter] = field(default_factory=list)
     text_encoder_keys: list[str] = field(default_factory=list)
     source: Source | None = field(default=None, repr=False)
 
@@ -90,7 +92,24 @@ def _fill(file: LoraFile, source: Source, grouping: Grouping, rules: Rules):
             file.skipped += [(key, error.problem) for key in keys.values()]
     for target, reason in overlaps(file.family, file.layers).items():
         file.skipped += [(key, reason) for key in file.layers.pop(target).keys.values()]
+    file.strays = _strays(source, grouping.unknown, rules)
     _refuse_if_nothing_left(file)
+
+
+def _strays(source: Source, unknown: list[tuple[str, str]], rules: Rules) -> list[Adapter]:
+    layers: dict[str, dict[Role, str]] = {}
+    for key, _ in unknown:
+        split = split_suffix(key)
+        if split is not None:
+            layers.setdefault(split[0], {})[split[1]] = key
+    found = []
+    for stem, keys in layers.items():
+        try:
+            found.append(adapters.from_layer(Layer(Target(stem), keys, source, stem, rules)))
+        except LoraError:
+            # No whole adapter, so nothing that could be measured; its keys are reported either way.
+            continue
+    return found
 
 
 def _refuse_if_nothing_left(file: LoraFile):

@@ -66,6 +66,9 @@ class DictSource:
             raise FileError("a key is not a text", file=self.name, key=repr(key))
         if not isinstance(value, torch.Tensor):
             raise FileError("the value is not a tensor", file=self.name, key=key, found=type(value).__name__)
+        if value.is_meta or value.layout != torch.strided:
+            raise FileError("the tensor does not hold its numbers one by one in memory", file=self.name, key=key,
+                            expected="a dense tensor", found=f"{value.layout} on device {value.device}")
         return Entry(TAGS.get(str(value.dtype).removeprefix("torch."), str(value.dtype)), tuple(value.shape), 0, 0)
 
     def tensor(self, key: str) -> torch.Tensor:

@@ -46,8 +46,8 @@ def matches(name, patterns):
 
 
 def is_target(name):
-    """Whether ``name`` is one that a target can have."""
-    return matches(name, TARGETS.get(name.rpartition(".")[2], ()))
+    """Whether ``name`` is one that a target can have; a key of ``sys.modules`` may be something else than a text."""
+    return isinstance(name, str) and matches(name, TARGETS.get(name.rpartition(".")[2], ()))
 
 
 class Finder:

@@ -35,7 +35,7 @@ def missing(target, module) -> list[str]:
 
 def running(module) -> bool:
     """Whether the body of ``module`` is running at this moment."""
-    return bool(getattr(contents(module).get("__spec__"), "_initializing", False))
+    return contents(contents(module).get("__spec__")).get("_initializing") is True
 
 
 def asleep(module) -> bool:
@@ -45,6 +45,6 @@ def asleep(module) -> bool:
 
 def loader_of(module) -> str:
     """What loaded ``module``, for people."""
-    loader = getattr(contents(module).get("__spec__"), "loader", None) or contents(module).get("__loader__")
+    loader = contents(contents(module).get("__spec__")).get("loader") or contents(module).get("__loader__")
     kind = loader if isinstance(loader, type) else type(loader)
     return "no loader" if loader is None else kind.__name__

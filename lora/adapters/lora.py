@@ -39,7 +39,8 @@ class LoRA(Adapter):
 def _disagreement(down, up):
     if down[1] == up[0]:
         return "the factors are swapped or transposed"
-    if down[1] == up[1]:
+    # Of a square layer both look alike: the rank is the smaller extent.
+    if down[1] == up[1] and (down[0] != up[0] or down[1] < down[0]):
         return "down is transposed"
     if down[0] == up[0]:
         return "up is transposed"

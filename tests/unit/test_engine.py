@@ -189,6 +189,21 @@ def test_a_module_put_into_sys_modules_by_hand_is_mended_at_once_on_activation(h
     assert target.f(1) == 2
 
 
+class Raising:
+    def __getattr__(self, name):
+        raise ZeroDivisionError(name)
+
+
+@pytest.mark.parametrize("spec", [type(None), int, Raising])
+def test_odd_names_and_specs_in_sys_modules_hinder_nothing(hook, target, monkeypatch, spec):
+    probe = hook()
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(target, "__spec__", spec())
+    monkeypatch.setitem(sys.modules, 5, types.ModuleType("five"))
+    finder.install()
+    assert target.f(1) == 2 and states.overall(probe)[0] == "applied"
+
+
 def test_a_module_whose_body_is_running_is_neither_missed_nor_mended(hook, target):
     probe = hook()
     target.__spec__ = types.SimpleNamespace(_initializing=True, loader=None)

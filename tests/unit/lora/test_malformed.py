@@ -144,6 +144,8 @@ def test_a_pytorch_file_is_refused_whatever_its_name(tmp_path):
     ((6, 2), (2, 5), "swapped or transposed"),
     ((5, 2), (6, 2), "down is transposed"),
     ((2, 5), (2, 6), "up is transposed"),
+    ((6, 2), (6, 2), "down is transposed"),
+    ((2, 6), (2, 6), "up is transposed"),
     ((2, 5), (6, 3), "ranks of down and up disagree"),
     ((0, 5), (6, 0), "empty"),
     ((2, 5, 3, 3), (6, 2, 1, 1), "not a matrix"),
@@ -155,6 +157,15 @@ def test_factors_that_do_not_multiply_are_refused_with_their_shapes(tmp_path, do
     with pytest.raises(ShapeError, match=said) as caught:
         open_lora(tmp_path / "bad.safetensors")
     assert caught.value.key.startswith(STEM) and str(list(down)) in str(caught.value.found)
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.to_sparse, lambda tensor: tensor.to("meta")])
+def test_a_tensor_without_dense_memory_is_refused(convert):
+    tensors = pair()
+    key = next(iter(tensors))
+    with pytest.raises(FileError, match="a dense tensor") as caught:
+        open_lora({**tensors, key: convert(tensors[key])})
+    assert caught.value.key == key
 
 
 def test_swapped_factors_of_a_square_layer_are_named_when_the_model_is_known():
