@@ -141,7 +141,7 @@ def _summary(hooks) -> str:
     numbers = {}
     for hook in hooks:
         numbers[hook["state"]] = numbers.get(hook["state"], 0) + 1
-    return f"{count(len(hooks), 'hook')}: " + ", ".join(f"{number} {state}" for state, number in numbers.items())
+    return wrap(f"{count(len(hooks), 'hook')}: " + ", ".join(f"{number} {state}" for state, number in numbers.items()))
 
 
 def _show_errors(report: dict) -> None:

@@ -85,6 +85,13 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def nothing_imported(monkeypatch):
+    """No hook has met a target yet: other tests of this process import stand-ins of them."""
+    monkeypatch.setattr("qpatch.states._attempts", {})
+    monkeypatch.setattr("qpatch.targets.in_sys_modules", lambda: [])
+
+
 @pytest.fixture
 def inactive(monkeypatch):
     """The import hook of this process answers as if it were not there."""
