@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from qpatch import log
+from qpatch import log, toggles
+from qpatch.lora.progress import track
 
 from .basis import basis, requantized, stored_values, unwrapped, with_stored_values
 
@@ -45,26 +46,44 @@ def restore(model, keep=None) -> int:
 def bake(patcher, model_patcher) -> int:
     """Bake the patches of ``patcher`` (a ModelPatcherDynamic that has just loaded) into its rotated weights.
 
-    Weights that are baked for the same patches already stay as they are. Returns how many were baked now.
+    Weights that are baked for the same patches already stay as they are. A weight that cannot be baked is left
+    to ComfyUI, which then adds its LoRA at each cast. Returns how many were baked now.
     """
     start, count = time.perf_counter(), 0
     record = vars(patcher.model).setdefault(RECORD, {}) if patcher.patches else {}
-    for key in patcher.patches:
-        layer = _layer(patcher.model, key) if key.endswith(".weight") else None
-        # Without the function, ComfyUI has put a patched weight there itself (small or resized layers).
-        if layer is None or basis(layer.weight) is None or getattr(layer, "weight_lowvram_function", None) is None:
-            continue
-        if key not in record:
+    pending = list(_not_baked(patcher, record))
+    for key, layer in track(pending, len(pending), "convrot-bake"):
+        try:
             seed = model_patcher.comfy.utils.string_to_seed(key)
             weight = baked(unwrapped(layer.weight), key, patcher.patches, seed, patcher.load_device, model_patcher)
-            replacement = torch.nn.Parameter(weight.to(device=layer.weight.device), requires_grad=False)
-            record[key] = Baked(layer.weight, replacement, patcher.patches_uuid)
-            _put(layer, replacement)
-            count += 1
+        except Exception as error:
+            if toggles.strict():
+                raise
+            log.warning(f"convrot-bake: {key} is left to ComfyUI: {type(error).__name__}: {error}")
+            continue
+        replacement = torch.nn.Parameter(weight.to(device=layer.weight.device), requires_grad=False)
+        record[key] = Baked(layer.weight, replacement, patcher.patches_uuid)
+        _put(layer, replacement)
         layer.weight_lowvram_function = None
+        count += 1
     if count:
         log.info(f"convrot-bake: LoRA added to {count} ConvRot weights in {time.perf_counter() - start:.1f} s")
     return count
+
+
+def _not_baked(patcher, record: dict):
+    """(key, layer) of each rotated weight that is to be baked; those that are lose the function of each cast.
+
+    Without that function, ComfyUI has put a patched weight there itself (small or resized layers).
+    """
+    for key in patcher.patches:
+        layer = _layer(patcher.model, key) if key.endswith(".weight") else None
+        if layer is None or getattr(layer, "weight_lowvram_function", None) is None:
+            continue
+        if key in record and record[key].replacement is layer.weight:
+            layer.weight_lowvram_function = None
+        elif basis(layer.weight) is not None:
+            yield key, layer
 
 
 def baked(weight, key: str, patches: dict, seed: int, device, model_patcher):

@@ -123,6 +123,17 @@ def test_a_weight_that_someone_else_put_there_since_is_respected(model_patcher, 
     assert model.a.weight is other
 
 
+def test_a_weight_that_was_replaced_behind_its_back_is_baked_anew(model_patcher, model):
+    patcher = model_patcher.ModelPatcherDynamic(model)
+    adapter = lora(model_patcher, 96)
+    patcher.add_patches({"a.weight": adapter})
+    patcher.load()
+    weight = torch.randn(96, 256)
+    model.a.weight = torch.nn.Parameter(nvfp4(weight), requires_grad=False)
+    patcher.load()
+    assert error(model.a.weight.dequantize(), weight + adapter.delta()) < 0.15
+
+
 def test_only_the_small_factor_is_rotated(model_patcher, model, monkeypatch):
     patcher, sizes, rotate = model_patcher.ModelPatcherDynamic(model), [], rotation._rotate
     patcher.add_patches({"a.weight": lora(model_patcher, 96, rank=4)})
@@ -187,6 +198,23 @@ def test_a_layer_that_comfyui_has_patched_itself_is_left_to_it(model_patcher, mo
     model.a.weight_lowvram_function = None
     original = model.a.weight
     assert baking.bake(patcher, model_patcher) == 0 and model.a.weight is original
+
+
+def test_a_weight_that_cannot_be_baked_is_left_to_comfyui_with_its_lora(model_patcher, model, monkeypatch, caplog):
+    patcher = model_patcher.ModelPatcherDynamic(model)
+    patcher.add_patches({"a.weight": lora(model_patcher, 96), "b.weight": lora(model_patcher, 64)})
+    original, bake_one = model.a.weight, baking.baked
+
+    def out_of_memory(weight, key, *rest):
+        if key == "a.weight":
+            raise RuntimeError("out of memory")
+        return bake_one(weight, key, *rest)
+
+    monkeypatch.setattr(baking, "baked", out_of_memory)
+    patcher.load()
+    assert model.a.weight is original and model.a.weight_lowvram_function is not None
+    assert model.b.weight_lowvram_function is None
+    assert "a.weight is left to ComfyUI: RuntimeError: out of memory" in caplog.text
 
 
 def test_a_model_without_patches_is_not_touched(model_patcher, model):
