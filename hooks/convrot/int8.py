@@ -30,4 +30,4 @@ def examine(module) -> Finding:
 
 
 def patches(module):
-    yield Wrap(module, "_load_quantized_module", adopting(module, config.INT8, config.INT8_LAYOUT))
+    yield Wrap(module, "_load_quantized_module", adopting(module, config.INT8_LAYOUT))

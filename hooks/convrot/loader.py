@@ -34,7 +34,7 @@ def examine(module) -> Finding:
 
 def patches(module):
     if has_loader(module):
-        yield Wrap(module, "_load_quantized_module", adopting(module, config.NVFP4, config.NVFP4_LAYOUT))
+        yield Wrap(module, "_load_quantized_module", adopting(module, config.NVFP4_LAYOUT))
         yield Wrap(module, "_quantized_weight_state_dict", lambda original: _writing(original))
     else:
         yield Wrap(module, "mixed_precision_ops", _teaching)
@@ -50,15 +50,15 @@ def _has_methods(module) -> bool:
     return "_load_from_state_dict" in vars(linear) and "state_dict" in vars(linear)
 
 
-def adopting(comfy_ops, format: str, layout: str):
-    """A maker of loaders that give a layer of ``format``, which ComfyUI puts into ``layout``, its declared basis."""
+def adopting(comfy_ops, layout: str):
+    """A maker of loaders that give a layer which ComfyUI puts into ``layout`` the basis that it declares."""
     from . import adoption
 
     def make(original):
         def load_quantized_module(module, super_load, state_dict, prefix, *args, **kwargs):
             declared = adoption.announce(module, state_dict, prefix)
             result = original(module, super_load, state_dict, prefix, *args, **kwargs)
-            if declared is not None and declared.format == format and declared.group_size is not None:
+            if declared is not None and declared.group_size is not None:
                 if not hswq.owns(module, vars(comfy_ops)["_load_quantized_module"], load_quantized_module):
                     adoption.adopt(module, declared.group_size, layout, prefix)
             return result
@@ -95,7 +95,7 @@ def _load_method(original):
     def _load_from_state_dict(self, state_dict, prefix, *args):
         declared = adoption.announce(self, state_dict, prefix)
         original(self, state_dict, prefix, *args)
-        if declared is not None and declared.format == config.NVFP4 and declared.group_size is not None:
+        if declared is not None and declared.group_size is not None:
             adoption.adopt(self, declared.group_size, config.NVFP4_LAYOUT, prefix)
 
     return _load_from_state_dict

@@ -8,7 +8,7 @@ import torch
 from convrot_reference import error, int8_layer, put, same_entries, settings_tensor
 
 from qpatch.finding import INCOMPATIBLE, NEEDED, NOT_NEEDED
-from qpatch.hooks.convrot import adoption, conv2d
+from qpatch.hooks.convrot import adoption, conv2d, loader
 
 pytestmark = pytest.mark.usefixtures("has_int8")
 
@@ -83,6 +83,25 @@ def test_it_is_saved_as_it_was_loaded_and_loads_again(mended, sdxl_like):
     again.load_state_dict(model.state_dict())
     image = torch.randn(2, 32, 8, 8)
     assert torch.equal(again(image), model(image))
+
+
+def test_a_plain_convolution_stays_plain_where_the_hook_for_nvfp4_stands_too(mended, sdxl_like):
+    put(loader, mended, "convrot")
+    weights, _, entries = sdxl_like
+    model = network(mended, *(weight.shape for weight in weights))
+    model.load_state_dict(entries)
+    assert same_entries(model.state_dict(), entries)
+
+
+@pytest.mark.parametrize("shape", [(24,), (24, 1), (24, 1, 1, 1)])
+def test_scales_of_any_shape_are_taken(mended, shape):
+    weight = torch.randn(24, 32, 3, 3)
+    entries = {**int8_layer(weight, 16), "bias": torch.zeros(24)}
+    entries["weight_scale"] = entries["weight_scale"].reshape(shape)
+    model = network(mended, weight.shape)
+    model.load_state_dict(entries_of(entries))
+    assert model[0].weight._params.scale.shape == (24, 1, 1, 1)
+    assert error(model[0].weight.dequantize(), weight) < 0.01
 
 
 def test_lora_is_baked_in_the_model_s_basis(mended, sdxl_like):

@@ -53,6 +53,11 @@ def test_other_formats_are_seen_as_they_are(settings):
     assert detection.logical_shapes(entries, "m.") is entries
 
 
+def test_other_parts_of_the_file_are_seen_as_they_are():
+    entries = packed(format="nvfp4")
+    assert detection.logical_shapes(entries, "model.diffusion_model.") is entries
+
+
 def test_what_cannot_be_read_is_seen_as_it_is():
     entries = {**packed(format="nvfp4"), f"m.{KEY}.comfy_quant": torch.tensor([255], dtype=torch.uint8)}
     assert detection.logical_shapes(entries, "m.") is entries

@@ -101,6 +101,15 @@ def test_wraps_of_it_that_do_not_see_to_the_rotation_leave_the_layer_to_us(mende
     assert loaded(mended, torch.randn(96, 256)).weight._layout_cls == "TensorCoreNVFP4LayoutConvRot64"
 
 
+def test_wraps_of_it_that_lie_under_ours_do_not_stand_between(comfy_ops):
+    with_arming_after_the_load(comfy_ops)
+    put(loader, comfy_ops, "convrot")
+    ours = comfy_ops._load_quantized_module
+    assert not hswq.owns(torch.nn.Module(), ours, ours)
+    # It marks the layer, though.
+    assert loaded(comfy_ops, torch.randn(96, 256)).weight._layout_cls == "TensorCoreNVFP4Layout"
+
+
 def test_a_layer_class_of_its_own_is_its_own():
     layer = type("Conv2d", (torch.nn.Module,), {"_hswq_quant_conv2d": True})()
     assert hswq.owns(layer, None, None)

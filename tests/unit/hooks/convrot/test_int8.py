@@ -86,6 +86,25 @@ def test_a_comfyui_that_loads_no_int8_has_none_to_lose(comfy_ops):
     assert int8.examine(comfy_ops).verdict == NOT_NEEDED
 
 
+def test_a_comfyui_that_drops_it_and_has_no_loader_of_its_own_is_incompatible(dropping):
+    load_quantized = dropping._load_quantized_module
+    made = dropping.mixed_precision_ops
+
+    def with_loader_inside(*args, **kwargs):
+        ops = made(*args, **kwargs)
+
+        def _load_from_state_dict(self, *arguments):
+            load_quantized(self, lambda *rest: None, *arguments)
+
+        ops.Linear._load_from_state_dict = _load_from_state_dict
+        return ops
+
+    dropping.mixed_precision_ops = with_loader_inside
+    del dropping._load_quantized_module
+    found = int8.examine(dropping)
+    assert found.verdict == INCOMPATIBLE and "no function that loads" in found.reason
+
+
 def test_a_comfyui_that_cannot_set_the_weight_is_incompatible(comfy_ops, monkeypatch):
     monkeypatch.setattr(comfy_ops, "_load_quantized_module", lambda *args, **kwargs: 1 / 0)
     assert int8.examine(comfy_ops).verdict == INCOMPATIBLE

@@ -86,10 +86,20 @@ def test_a_transposed_weight_stays_in_its_basis():
                  torch.randn(20, 96, generator=torch.manual_seed(1)) @ values) < 1e-5
 
 
-def test_addmm_with_factors_is_right_too():
-    tensor, x, bias = quantized(torch.randn(96, 256), nvfp4(64)), torch.randn(20, 256), torch.randn(20, 96)
-    wanted = torch.addmm(bias, x, tensor.dequantize().t(), beta=0.5, alpha=2)
-    assert error(torch.addmm(bias, x, tensor.t(), beta=0.5, alpha=2), wanted) < 1e-5
+@pytest.mark.parametrize("factors", [{}, {"beta": 0.5}, {"alpha": 2}])
+@pytest.mark.parametrize("bias", [(96,), (20, 96)])
+def test_every_form_of_addmm_is_right(bias, factors):
+    tensor, x, bias = quantized(torch.randn(96, 256), nvfp4(64)), torch.randn(20, 256), torch.randn(bias)
+    wanted = torch.addmm(bias, x, tensor.dequantize().t(), **factors)
+    assert error(torch.addmm(bias, x, tensor.t(), **factors), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_product_with_the_transposed_weight_is_right(mode):
+    tensor, x = quantized(torch.randn(96, 256), nvfp4(64)), torch.randn(20, 96)
+    flipped = tensor.t()
+    with MODES[mode]():
+        assert error(torch.nn.functional.linear(x, flipped), x @ tensor.dequantize()) < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(60, 256), (33, 20), (96, 48)])

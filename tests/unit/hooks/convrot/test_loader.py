@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from comfy_kitchen.tensor import QuantizedTensor
+from comfy_kitchen.tensor import QuantizedTensor, base, get_layout_class
 from convrot_reference import (
     error, int8_layer, load, nvfp4_layer, plain_error, put, rotated, same_entries, settings_tensor)
 
@@ -69,7 +69,7 @@ def test_the_configuration_is_read_in_every_form(mended, form):
     assert error(layer.weight.dequantize(), weight) < 0.12
 
 
-def test_one_file_may_hold_every_kind_of_layer(mended, has_int8):
+def test_one_file_may_hold_every_kind_of_layer(mended, has_int8, caplog):
     model = torch.nn.ModuleDict({name: mended.mixed_precision_ops(compute_dtype=torch.float32).Linear(256, 48)
                                  for name in ("rotated", "plain_nvfp4", "int8", "unquantized")})
     weight, bias = torch.randn(48, 256), torch.zeros(48)
@@ -88,6 +88,15 @@ def test_one_file_may_hold_every_kind_of_layer(mended, has_int8):
         layer._full_precision_mm = True
         assert error(layer(x), x @ weight.t()) < 0.15, name
     assert same_entries(model.state_dict(), entries)
+    assert not caplog.records
+
+
+def test_a_layer_that_comfyui_puts_into_a_layout_of_its_own_is_its_own(mended, monkeypatch):
+    later = type("LaterLayout", (get_layout_class("TensorCoreNVFP4Layout"),), {})
+    monkeypatch.setitem(base.LAYOUTS, "LaterLayout", later)
+    mended.QUANT_ALGOS["nvfp4"]["comfy_tensor_layout"] = "LaterLayout"
+    layer = linear(mended, nvfp4_layer(torch.randn(96, 256), 64), (96, 256))
+    assert layer.layout_type == layer.weight._layout_cls == "LaterLayout"
 
 
 @pytest.mark.parametrize("input_scale", (True, False))
