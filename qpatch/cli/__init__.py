@@ -66,7 +66,8 @@ def main(argv) -> int:
     arguments = parser(argv).parse_args(argv)
     try:
         code = importlib.import_module(VERBS[arguments.verb][0]).run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130

@@ -8,7 +8,7 @@ from . import packages, static_imports
 from .verdict import Verdict, note, ok, problem, skipped, warn
 
 GET_IT = ("install the wheel that fits your torch and Python from the releases of the nunchaku project "
-          "(nunchux-ai/nunchaku on GitHub)")
+          "(nunchaku-ai/nunchaku on GitHub)")
 
 
 def engine(context) -> Path | None:

@@ -64,3 +64,9 @@ def test_every_variable_in_the_readme_is_one_that_qpatch_reads(variable, monkeyp
 
 def test_the_start_up_line_in_the_readme_is_the_one_that_runs():
     assert (ROOT / "qpatch.pth").read_text(encoding="ascii").strip() in README
+
+
+def test_every_hook_but_the_small_repairs_and_every_variable_is_in_the_readme():
+    hooks = [hook for hook in catalogue.HOOKS if not hook.internal and not hook.name.startswith("comfy-compat-")]
+    assert [hook.name for hook in hooks if f"| `{hook.name}` |" not in README] == []
+    assert [name for hook in hooks for name in hook.variables if f"| `{name}=" not in README] == []

@@ -146,3 +146,10 @@ def test_text_is_wrapped_under_its_own_column(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert text.row(("ok", "name"), (5, 7), "word " * 12).splitlines()[1].startswith(" " * 12 + "word")
     assert [text.count(number, "hook") for number in (0, 1, 2)] == ["0 hooks", "1 hook", "2 hooks"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the shell of POSIX closes the stream")
+def test_closed_output_streams_are_no_failure_of_qpatch():
+    # Python has None for sys.stdout then, as it has in a program without a console.
+    done = subprocess.run(f'"{sys.executable}" -m qpatch status >&-', shell=True, capture_output=True, text=True)
+    assert done.returncode in (0, 1) and done.stderr == ""
