@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ..errors import LoraError, UnknownFamily, UnsupportedAdapter
@@ -77,6 +79,9 @@ def finish(result: Result, entries: list[Entry], dtype: torch.dtype | None) -> N
     if dtype is not None:
         for entry in entries:
             cast(entry, dtype)
+    if result.format.diffusers and any(entry.scale != 1 for entry in entries):
+        # It puts the prefix in front of the names of a file with alphas itself.
+        result.format = replace(result.format, prefix="")
     result.measure(entries)
     for entry in entries:
         result.add(entry)

@@ -26,7 +26,8 @@ def configure(parser, default_format: str | None) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = """formats:
   comfyui    diffusion_model.<name>.lora_A.weight    every kind of adapter is kept as it is
-  diffusers  transformer.<name>.lora_A.weight        low-rank factors only
+  diffusers  transformer.<name>.lora_A.weight        low-rank factors only; without the prefix where
+                                                     there are alphas, because diffusers adds it then
   kohya      lora_unet_<name>.lora_down.weight       every kind of adapter is kept as it is
   nunchaku   diffusion_model.<fused name>.lora_A...  as Nunchaku's modules are: q, k and v fused, w3 before
                                                      w1, rows of modulations interleaved; for qpatch only
@@ -95,6 +96,8 @@ def _described(result, arguments) -> list[str]:
                   f" ({result.size / 1e6:.1f} MB), read by {result.format.readers}")]
     if result.text_encoder_keys:
         lines.append(f"{count(result.text_encoder_keys, 'key')} of text encoders copied as they are")
+    if result.format.name == "kohya" and any("_attention_to_q." in key for key in result.tensors):
+        lines.append(wrap("ComfyUI by itself does not read q, k and v of Z-Image in this format (qpatch does): for it, use --to comfyui"))
     if not result.errors:
         return [*lines, "exact: every layer changes what it changed before"]
     if result.error < _ROUNDING:

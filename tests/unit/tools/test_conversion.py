@@ -29,7 +29,7 @@ REFUSED = {
 CASES = [(name, family, kind) for name, rules in producers.PRODUCERS.items() for family in rules.families for kind in rules.kinds]
 SPELLED = {
     "comfyui": r"diffusion_model\.(transformer_blocks|layers|noise_refiner|context_refiner)\.\d+\.|diffusion_model\.[a-z_]+",
-    "diffusers": r"transformer\.(transformer_blocks|layers|noise_refiner|context_refiner)\.\d+\.|transformer\.[a-z_]+",
+    "diffusers": r"(transformer\.)?(transformer_blocks|layers|noise_refiner|context_refiner)\.\d+\.|(transformer\.)?[a-z_]+\.",
     "kohya": r"lora_unet_[A-Za-z0-9_]+\.",
     "nunchaku": r"diffusion_model\.",
 }
@@ -130,6 +130,14 @@ def test_alpha_is_kept_and_never_multiplied_in(name):
         rank = next(tensor.shape[0] for other, tensor in result.tensors.items()
                     if other.startswith(key.removesuffix("alpha")) and ("lora_A" in other or "lora_down" in other))
         assert alpha.item() / rank == pytest.approx(np.float32(0.7) / 4, rel=1e-15)
+
+
+def test_names_for_diffusers_have_its_prefix_unless_there_are_alphas():
+    """It puts the prefix in front of the names of a file with alphas itself."""
+    for producer, prefix in (("ai-toolkit", "transformer.layers."), ("musubi", "layers.")):
+        keys = convert(open_lora(producers.make(producer, "z-image", rank=4, alpha=1.0).tensors), FORMATS["diffusers"]).tensors
+        assert sum(key.startswith(prefix) for key in keys) > 10
+        assert any(key.endswith(".alpha") for key in keys) == (producer == "musubi")
 
 
 def test_alpha_is_written_without_need_only_in_the_kohya_format():
