@@ -56,9 +56,10 @@ class SVDQDraft(Draft):
         self.site, self.strengths = site, strengths
         self.base_down, self.base_up = site.named("proj_down"), site.named("proj_up")
         base_rank, dtype = self.base_down.shape[1], self.base_down.dtype
-        if base_rank % SIDE or dtype not in (torch.float16, torch.bfloat16):
+        if base_rank % SIDE or site.out % SIDE or site.inp % SIDE or dtype not in (torch.float16, torch.bfloat16):
             raise PlanError("the low-rank branch is not one that nunchaku's kernels take", key=site.path,
-                            expected="float16 or bfloat16, a rank that is a multiple of 16", found=f"{dtype}, rank {base_rank}")
+                            expected="float16 or bfloat16, extents and rank that are multiples of 16",
+                            found=f"{dtype}, {site.out} x {site.inp}, rank {base_rank}")
         branch = gather(site, parts, strengths, max_rank)
         if _padded(branch) > MAX_RANK - base_rank:
             branch = squeeze(branch, site, strengths, MAX_RANK - base_rank - SIDE)

@@ -13,6 +13,8 @@ import torch
 import trees
 
 from qpatch import lora
+from qpatch.lora.keys import Target
+from qpatch.lora.placement import Places
 
 pytestmark = pytest.mark.nunchaku
 
@@ -119,3 +121,55 @@ def test_the_forward_of_the_real_modulation_layer_changes_by_the_product(real_la
     # The output is rounded to bfloat16 as a whole, before and after.
     assert (added - wanted).norm() < 0.01 * wanted.norm() + torch.finfo(torch.bfloat16).eps * after.norm()
     assert wanted.norm() > 0.1 * after.norm()
+
+
+def blank(model):
+    """``model`` with its weights zeroed: nunchaku's layers come with whatever memory held."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data.zero_()
+    return model
+
+
+@pytest.mark.parametrize("skip_refiners", [True, False])
+@pytest.mark.parametrize("producer", ["musubi", "diffusion-pipe"])
+def test_every_layer_finds_its_place_in_the_diffusers_z_image(nunchaku, producer, skip_refiners):
+    kind = nunchaku("models.transformers.transformer_zimage").NunchakuZImageTransformer2DModel
+    model = kind(dim=384, n_layers=2, n_refiner_layers=1, n_heads=3, n_kv_heads=3, cap_feat_dim=64, axes_lens=[64, 64, 64])
+    model.to(torch.bfloat16)._patch_model(skip_refiners=skip_refiners, precision="int4", rank=16)
+    # The fused modules come into being after a state dict is loaded.
+    blank(model).load_state_dict(model.state_dict())
+    dims = {"h": 384, "f": 1024, "m": 1536, "l": 64, "t": 64, "c": 256}
+    example = producers.make(producer, "z-image", rank=4, dims=dims, singles=False)
+    file = lora.compose(model, [(example.tensors, 1.0)]).files[0]
+    assert file.applied == file.total == len(example.layers) and not file.misses
+
+
+def test_every_layer_finds_its_place_in_the_diffusers_qwen_image(nunchaku):
+    kind = nunchaku("models.transformers.transformer_qwenimage").NunchakuQwenImageTransformer2DModel
+    model = kind(num_layers=1, num_attention_heads=2, joint_attention_dim=64)
+    model.to(torch.bfloat16)._patch_model(precision="int4", rank=16)
+    example = producers.make("peft", "qwen-image", rank=4, dims={"h": 256, "f": 1024, "m": 1536}, singles=False)
+    file = lora.compose(blank(model), [(example.tensors, 1.0)]).files[0]
+    assert file.applied == file.total == len(example.layers) and not file.misses
+
+
+def test_the_layers_of_flux_have_their_places_in_nunchakus_second_class(nunchaku):
+    kind = nunchaku("models.transformers.transformer_flux_v2").NunchakuFluxTransformer2DModelV2
+    model = kind(num_layers=1, num_single_layers=1, num_attention_heads=2, joint_attention_dim=64, pooled_projection_dim=64)
+    model.to(torch.bfloat16)._patch_model(precision="int4", rank=16)
+    places = Places(model, None)
+
+    def found(name, part=None):
+        return [(place.site.path.rpartition("blocks.0.")[2], place.site.kind, place.rows, place.columns)
+                for place in places.find(Target(name, part))]
+
+    double, single = "transformer_blocks.0.", "single_transformer_blocks.0."
+    assert found(double + "attn.to_qkv", "k") == [("attn.to_qkv", "svdq", slice(256, 512), None)]
+    assert found(double + "attn.add_qkv_proj", "v") == [("attn.add_qkv_proj", "svdq", slice(512, 768), None)]
+    assert found(single + "proj_mlp") == [("mlp_fc1", "svdq", slice(0, 1024), None)]
+    assert found(single + "proj_out") == [("attn.to_out", "svdq", slice(0, 256), slice(0, 256)),
+                                          ("mlp_fc2", "svdq", slice(0, 256), slice(256, 1280))]
+    for name, splits in ((double + "norm1.linear", 6), (double + "norm1_context.linear", 6), (single + "norm.linear", 3)):
+        (place,) = places.find(Target(name))
+        assert place.site.kind == "awq" and place.site.splits == splits

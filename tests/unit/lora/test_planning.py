@@ -270,6 +270,14 @@ class TestBeyondTheKernelsLimitOfRanks:
         assert expected.relative(trees.effective(layer) - before, deltas[1]) < errors[1] + 0.01
 
 
+@pytest.mark.parametrize("shape", [(72, 64, 16), (64, 72, 16), (64, 64, 24)])
+def test_a_layer_that_is_not_packed_in_whole_fragments_is_refused_by_name(model, shape):
+    inp, out, rank = shape
+    model.transformer_blocks[0].attn.to_out[0] = trees.SVDQW4A4Linear(inp, out, rank)
+    with pytest.raises(lora.PlanError, match=rf"{LAYER}: .* found torch.bfloat16, {out} x {inp}, rank {rank}"):
+        lora.compose(model, [(pair(out=out, inp=inp), 1.0)])
+
+
 def test_a_layer_without_a_rank_to_spare_is_refused():
     root = trees.qwen(rank=1024)
     with pytest.raises(lora.PlanError, match="no rank left"):
