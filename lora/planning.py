@@ -46,11 +46,13 @@ class Plan:
         """Compose: replace what is in the model by this plan; all of it or, on any error, nothing.
 
         ``log``: write the report to the logger "qpatch.lora" as well.
-        Raises :class:`NonFiniteError` for a value that a module's dtype cannot hold, :class:`BusyError` when called
-        from inside another composition of the same model. A second thread waits.
+        The model may have been moved or converted since the plan was made. Raises :class:`PlanError` if a module was
+        exchanged since, :class:`NonFiniteError` for a value that a module's dtype cannot hold, :class:`BusyError` when
+        called from inside another composition of the same model. A second thread waits.
         """
         with holding(self.root) as state:
             began = time.perf_counter()
+            self._check_that_modules_are_there()
             composition = self._work_out()
             state.aside = None
             swap(self.root, state, composition if self.loras else None)
@@ -58,6 +60,12 @@ class Plan:
         if log:
             self.report.write_log()
         return self.report
+
+    def _check_that_modules_are_there(self) -> None:
+        present = set(map(id, self.root.modules()))
+        for site, _ in self.sites.values():
+            if id(site.owner) not in present:
+                raise PlanError("the module was exchanged since the plan was made; plan again", key=site.path)
 
     def _take_time(self, seconds: float) -> None:
         self.report.seconds += seconds
@@ -136,9 +144,10 @@ def plan(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_ra
     transformer, a strength that is no finite number, or a module whose weight is not loaded yet.
     """
     began = time.perf_counter()
-    if max_rank < 1:
-        raise PlanError("max_rank is a positive number", found=max_rank)
+    if not isinstance(max_rank, int) or max_rank < 1:
+        raise PlanError("max_rank is a positive number", found=repr(max_rank))
     root, family = locate(model)
+    loras = reading.pairs(loras)
     asked = reading.Asked.of(loras, max_rank, leave_out, metadata_alpha, convention)
     places = Places(root, family, leave_out)
     loaded, report, sites, coverages = [], Report(), {}, []
@@ -174,9 +183,10 @@ def compose(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max
     :func:`set_aside` took out is put back as it was.
     """
     root, _ = locate(model)
+    loras = reading.pairs(loras)
     asked = reading.Asked.of(loras, max_rank, **{name: options.get(name, default) for name, default in reading.OPTIONS.items()})
     with holding(root) as state:
-        report = _again(root, state, asked, [number(strength, source) for source, strength in loras])
+        report = _again(root, state, asked, [number(strength, reading.name_of(source)) for source, strength in loras])
     return report if report is not None else plan(model, loras, max_rank, **options).apply(log)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 
@@ -50,6 +50,14 @@ class Asked:
         return Asked, ((None,) * len(self.files), ())
 
 
+def pairs(loras: Iterable[tuple[Source, float]]) -> list[tuple[Source, float]]:
+    """``loras`` as a list; raises :class:`PlanError` where it is none of pairs."""
+    try:
+        return [(source, strength) for source, strength in loras]
+    except (TypeError, ValueError):
+        raise PlanError("LoRAs are given as a list of pairs (LoRA, strength)", found=type(loras).__name__) from None
+
+
 @dataclass
 class Reading:
     """``parts``: what goes where; nothing if the file was refused, for ``report.error``."""
@@ -66,7 +74,7 @@ def read(source: Source, family: Family, places: Places, number: int, asked: Ask
     Raises the :class:`LoraError` that refuses it if ``strict``, else hands it over in the result.
     """
     _, _, metadata_alpha, convention = asked.options
-    reading = Reading(FileReport(_name(source), 0.0))
+    reading = Reading(FileReport(name_of(source), 0.0))
     try:
         file = _opened(source, family, metadata_alpha, convention)
         reading.report.name, reading.file = file.name, file
@@ -96,7 +104,8 @@ def _opened(source, family: Family, metadata_alpha, convention) -> LoraFile:
     return source
 
 
-def _name(source) -> str:
+def name_of(source) -> str:
+    """What messages call a LoRA."""
     if isinstance(source, LoraFile):
         return source.name
     return "<dict>" if isinstance(source, Mapping) else str(source)

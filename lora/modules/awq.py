@@ -10,6 +10,7 @@ original's [splits, dim]: the block transposes the output. So are the rows of ou
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 
 import torch
@@ -40,8 +41,11 @@ class BranchSite(Site):
 
     #: Rows [splits, dim] of the original layer stand as [dim, splits].
     splits = 1
-    dtype: torch.dtype
-    device: torch.device
+
+    @property
+    @abc.abstractmethod
+    def like(self) -> torch.Tensor:
+        """The tensor whose dtype and device, as they are now, the branch takes on."""
 
     @property
     def has_bias(self):
@@ -69,7 +73,10 @@ class AWQSite(BranchSite):
         scales = owner.wscales
         super().__init__(path, owner, scales.shape[1], owner.qweight.shape[1] * 2)
         self.splits = self.out // self.inp if self.out % self.inp == 0 else 1
-        self.dtype, self.device = scales.dtype, scales.device
+
+    @property
+    def like(self):
+        return self.owner.wscales
 
     def bias(self):
         """The exporter adds the 1 of ``1 + scale`` to the chunks that are scales: second and last but one."""
@@ -95,8 +102,8 @@ class BranchDraft(Draft):
         site, change = self.site, Change(self.site.owner, self.site.path, {}, fixed=self.branch.fixed)
         rank = self.rank if rank is None else rank
         if rank:
-            down = torch.zeros(rank, site.inp, dtype=site.dtype, device=site.device)
-            up = torch.zeros(site.out, rank, dtype=site.dtype, device=site.device)
+            down = torch.zeros(rank, site.inp, dtype=site.like.dtype, device=site.like.device)
+            up = torch.zeros(site.out, rank, dtype=site.like.dtype, device=site.like.device)
             live = Blocks(UP, site.path, list(self._blocks(down)), _itself)
             live.write(up, self.strengths)
             change.values.update({DOWN: down, UP: up})
@@ -110,11 +117,11 @@ class BranchDraft(Draft):
         site, start = self.site, 0
         for placed in self.branch.placed:
             term, stop = placed.term, start + placed.term.rank
-            fits(term.down, site.dtype, "lora_down", site.path, placed.part.file, placed.part.key)
-            down[start:stop] = term.down.to(site.device)
-            values, power = normalized(term.up, site.dtype)
+            fits(term.down, down.dtype, "lora_down", site.path, placed.part.file, placed.part.key)
+            down[start:stop] = term.down.to(down.device)
+            values, power = normalized(term.up, down.dtype)
             whole = values if len(values) == site.out else _at(values, placed.rows, site.out)
-            values = site.stored(whole).to(site.dtype, copy=True).contiguous()
+            values = site.stored(whole).to(down.dtype, copy=True).contiguous()
             scale = Scale(term.rank, term.scale * power, placed.lora)
             yield Block(values, (slice(None), slice(start, stop)), (scale,), str(placed.part.target))
             start = stop

@@ -125,7 +125,10 @@ class KitchenBranchSite(BranchSite):
     def __init__(self, path: str, owner: nn.Module):
         tensor = quantized(owner.weight)
         super().__init__(path, owner, *tensor._params.orig_shape)
-        self.dtype, self.device = tensor.dtype, tensor.device
+
+    @property
+    def like(self):
+        return quantized(self.owner.weight)
 
     def weight(self):
         return quantized(self.bare("weight")).dequantize().float()

@@ -35,6 +35,16 @@ def test_composing_after_a_conversion_starts_from_the_converted_base(model):
     assert same(bits(model), bits(bare))
 
 
+def test_a_plan_is_for_the_model_as_it_is_when_it_is_applied(model):
+    torch.manual_seed(0)
+    bare = trees.qwen().half()
+    lora.compose(bare, [(file(), 1.0)])
+    planned = lora.plan(model, [(file(), 1.0)])
+    model.half()
+    planned.apply()
+    assert same(bits(model), bits(bare))
+
+
 def test_strengths_can_be_changed_after_a_conversion(model):
     lora.compose(model, [(file(), 1.0)])
     model.half()

@@ -87,15 +87,33 @@ def test_what_is_no_safetensors_file_is_refused(model, tmp_path, content):
     ([(7, 1.0)], "a LoRA is a path, a dict of tensors or a LoraFile"), ([({}, 1.0)], "no tensors"),
     ([(pair(), float("nan"))], "not a finite number"), ([(pair(), None)], "not a finite number"),
     ([(pair(), 10**400)], "not a finite number"),
+    (None, "list of pairs"), ([3], "list of pairs"), ([(pair(), 1.0, 1.0)], "list of pairs"),
 ])
 def test_a_request_that_makes_no_sense_is_refused(model, loras, problem):
-    with pytest.raises(lora.LoraError, match=problem):
-        lora.plan(model, loras)
+    for request in (lora.plan, lora.compose):
+        with pytest.raises(lora.LoraError, match=problem) as caught:
+            request(model, loras)
+        assert "tensor(" not in str(caught.value)
 
 
-def test_a_rank_budget_below_one_is_refused(model):
+def test_loras_may_come_from_a_generator(model):
+    assert lora.compose(model, ((pair(), strength) for strength in (1.0, 0.5))).complete
+    assert [entry.strength for entry in lora.composed(model)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("rank", [0, 1.5, "8", None])
+def test_a_rank_budget_that_is_no_positive_number_is_refused(model, rank):
     with pytest.raises(lora.PlanError, match="max_rank is a positive number"):
-        lora.compose(model, [(pair(), 1.0)], max_rank=0)
+        lora.compose(model, [(pair(), 1.0)], max_rank=rank)
+
+
+def test_a_plan_for_a_module_that_was_exchanged_since_is_refused(model):
+    planned = lora.plan(model, [(pair(), 1.0)])
+    model.transformer_blocks[0].attn.to_out[0] = trees.qwen().get_submodule(LAYER)
+    before = bits(model)
+    with pytest.raises(lora.PlanError, match=f"{LAYER}: the module was exchanged"):
+        planned.apply()
+    assert same(bits(model), before) and traces(model) == []
 
 
 def test_a_lora_of_another_family_is_refused(model):
