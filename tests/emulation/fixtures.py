@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import qpatch
+from qpatch import lora
+from qpatch.hooks import lora_loader
 
 
 class Clip:
@@ -34,16 +35,15 @@ def clip():
 
 @pytest.fixture
 def count_calls():
-    """A function that runs something and lists the Python calls into qpatch's files."""
-    home = str(Path(qpatch.__file__).parent.parent)
-    folders = tuple(str(Path(home) / name) for name in ("qpatch", "hooks", "lora"))
+    """A function that runs something and lists the Python calls into the LoRA hooks and qpatch.lora."""
+    folders = tuple(str(Path(package.__file__).parent) for package in (lora_loader, lora))
 
     def count(run):
         seen = []
 
         def watch(frame, event, _argument):
             if event == "call" and frame.f_code.co_filename.startswith(folders):
-                seen.append(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name)
+                seen.append(frame.f_code.co_name)
 
         sys.setprofile(watch)
         try:

@@ -160,7 +160,7 @@ class LifeCases:
         assert patcher.patches_uuid == pair.quantized.patches_uuid
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_without_a_lora_no_function_of_qpatch_runs_in_a_step(self, pairs, family, count_calls):
+    def test_without_a_lora_nothing_of_the_hook_runs_in_a_step(self, pairs, family, count_calls):
         pair = pairs(family)
         pair.run(pair.quantized)
         assert count_calls(lambda: world.evaluate(pair.quantized, pair.inputs)) == []

@@ -71,6 +71,9 @@ class ModelPatcher:
     def set_injections(self, key, injections):
         self.injections[key] = injections
 
+    def get_injections(self, key):
+        return self.injections.get(key)
+
     def add_callback_with_key(self, kind, key, callback):
         self.callbacks.setdefault(kind, {}).setdefault(key, []).append(callback)
 
