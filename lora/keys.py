@@ -10,7 +10,6 @@ import enum
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
-from functools import cached_property
 
 from . import families
 from .families import Family

@@ -12,7 +12,6 @@ from .catalogue import HOOKS, Hook, Target
 from .finding import INCOMPATIBLE, NOT_NEEDED
 
 WAITING, APPLIED, DISABLED, FAILED, LOST = "waiting", "applied", "disabled", "failed", "lost"
-ALL = (WAITING, APPLIED, NOT_NEEDED, DISABLED, INCOMPATIBLE, FAILED, LOST)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import sys
 
 from qpatch import log
 
-from . import Repair, Spot, accepts, parameters
+from . import Repair, Spot, parameters
 from .calls import fit, lacking
 
 

@@ -17,7 +17,7 @@ from ..keys import Role
 from ..layer import Layer
 from ..progress import Progress, track
 from .reader import Reader
-from .survey import LayerFacts, Survey
+from .survey import Survey
 
 #: Bytes of a factor that are read at a time: with its float32 copy a block stays in the cache of a core.
 BLOCK = 1 << 20

@@ -25,8 +25,6 @@ FACTS = {
     "note": ("modelspec.usage_hint", "modelspec.description", "ss_training_comment"),
 }
 
-#: Tags of the training captions that are shown, the most frequent first.
-TAGS_SHOWN = 12
 _LONGEST = 300
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ..errors import NonFiniteError, UnsupportedAdapter
+from ..errors import NonFiniteError
 from ..packing import SIDE, padded
 from .awq import BranchSite
 from .blocks import Block, Blocks, Scale, fits, normalized
