@@ -12,6 +12,9 @@ def configure(parser) -> None:
     parser.add_argument("--comfyui", metavar="PATH", action="append",
                         help="ComfyUI's folder (or a base folder with custom_nodes in it; may be given twice)."
                              " It is read only; nothing of it is imported or started")
+    parser.add_argument("--log", metavar="FILE",
+                        help="look for known failures in a log of ComfyUI instead, or in a traceback (- reads standard input):"
+                             " exit code 1 if an error is in it")
     parser.epilog = """verdicts:
   ok       as it should be
   note     nothing is wrong, but good to know
@@ -28,6 +31,10 @@ def run(arguments) -> int:
     from ..doctor.known_breaks import rows
 
     context = Context.here(existing_folders(arguments.comfyui))
+    if arguments.log is not None:
+        from . import doctor_log
+
+        return doctor_log.run(arguments, context)
     checks = doctor.examine(context)
     worst = doctor.worst(checks.values())
     if arguments.json:

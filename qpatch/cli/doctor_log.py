@@ -1,0 +1,77 @@
+"""``qpatch doctor --log``: a log of ComfyUI, or a traceback, read for known failures."""
+
+import json
+import sys
+
+from .errors import CliError
+from .text import count, wrap
+
+#: Errors that are shown where no signature knows them, the last ones.
+SHOWN = 3
+
+
+def run(arguments, context) -> int:
+    from .. import __version__
+    from ..doctor.activation import activation
+    from ..doctor.log_advice import advise
+    from ..doctor.log_findings import read
+    from ..hooks.signatures import SIGNATURES
+
+    reading = read(_text(arguments.log), SIGNATURES)
+    activity = activation(context)
+    advised = [(finding, advise(finding, reading, activity)) for finding in reading.findings]
+    if arguments.json:
+        print(json.dumps(_as_data(arguments.log, reading, advised, __version__), indent=2))
+    else:
+        print("\n\n".join(_described(arguments.log, reading, advised)))
+    return 1 if reading.findings or reading.unknown else 0
+
+
+def _text(name: str) -> str:
+    """The log; UTF-16 as PowerShell writes it, too. What is no text in either is shown with marks, not refused."""
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else open(name, "rb").read()
+    except OSError as error:
+        raise CliError(f"--log {name}: {error.strerror or error}", code=2) from error
+    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    return raw.decode(encoding, errors="replace")
+
+
+def _described(name: str, reading, advised) -> list[str]:
+    where = "standard input" if name == "-" else name
+    speaks = "qpatch speaks in it" if reading.active else "it has no line of qpatch"
+    parts = [wrap(f"{where}: {count(reading.lines, 'line')}, {speaks}")]
+    parts += [_finding(finding, advice) for finding, advice in advised]
+    if reading.unknown:
+        parts.append(_unknown(reading))
+    if len(parts) == 1:
+        parts.append("No known failure and no traceback is in it. If something is wrong all the same: qpatch doctor, and"
+                     "\ndocs/troubleshooting.md for faults that leave no message.")
+    return parts
+
+
+def _finding(finding, advice) -> str:
+    times = f", {count(finding.count, 'time')}" if finding.count > 1 else ""
+    doubt = "" if finding.certain else "probably, as far as a message without its traceback tells: "
+    lines = [f"line {finding.line.number}{times}: {finding.line.text.strip()[:200]}",
+             wrap(doubt + finding.happened, first="  ", indent="  "), wrap(advice.mended, first="  ", indent="  ")]
+    if advice.todo:
+        lines.append(wrap(advice.todo, first="  -> ", indent="     "))
+    return "\n".join(lines)
+
+
+def _unknown(reading) -> str:
+    lines = [wrap(f"{count(len(reading.unknown), 'error')} that qpatch knows nothing about"
+                  + (f", the last {SHOWN} of them:" if len(reading.unknown) > SHOWN else ":"))]
+    return "\n".join(lines + [f"  line {line.number}: {line.text[:200]}" for line in reading.unknown[-SHOWN:]])
+
+
+def _as_data(name, reading, advised, version) -> dict:
+    return {
+        "qpatch": version, "log": name, "lines": reading.lines, "qpatch_in_log": reading.active,
+        "hooks_in_log": {hook: state for hook, (state, _) in reading.states.items()},
+        "found": [{"name": finding.signature.name, "line": finding.line.number, "text": finding.line.text, "count": finding.count,
+                   "certain": finding.certain, "happened": finding.happened, "hooks": list(finding.signature.hooks),
+                   "mended": advice.mended, "todo": advice.todo} for finding, advice in advised],
+        "unknown": [{"line": line.number, "text": line.text} for line in reading.unknown],
+    }

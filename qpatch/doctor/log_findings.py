@@ -1,0 +1,105 @@
+"""Which known failures a log shows, and what it shows of qpatch itself."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from . import log_text
+from .log_text import Line
+
+_OURS = re.compile(r"\bqpatch: ")
+#: A hook's own line -> the state that it tells of.
+_STATES = (
+    (re.compile(r"qpatch: (\S+) applied to "), "applied"),
+    (re.compile(r"qpatch: (\S+) incompatible for (.*)"), "incompatible"),
+    (re.compile(r"qpatch: (\S+) failed on (.*)"), "failed"),
+)
+
+
+@dataclass
+class Finding:
+    """One failure of the log: its signature, the first line that shows it, how often, and what fills the words' gaps."""
+
+    signature: object
+    line: Line
+    words: tuple[str, ...]
+    count: int = 1
+    certain: bool = True
+
+    @property
+    def happened(self) -> str:
+        return self.signature.happened.format(*self.words)
+
+
+@dataclass
+class Reading:
+    """``findings`` in the order of the log. ``unknown``: errors that no signature knows. ``active``: whether qpatch speaks in it.
+
+    ``states``: hook -> (state, the line behind it), as the log tells them.
+    """
+
+    lines: int
+    findings: list[Finding] = field(default_factory=list)
+    unknown: list[Line] = field(default_factory=list)
+    active: bool = False
+    states: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def read(raw: str, signatures: Sequence) -> Reading:
+    """Look for ``signatures`` (see hooks/signatures) in the text of a log."""
+    found = log_text.lines(raw)
+    reading = Reading(lines=len(found))
+    explained = set()
+    for line in found:
+        _note_ours(reading, line)
+        finding = _match(line, found, signatures)
+        if finding is not None:
+            explained.add(line.number)
+            _keep(reading, finding)
+    _drop_doubtful(reading)
+    reading.unknown = [line for line in log_text.errors(found) if line.number not in explained]
+    return reading
+
+
+def _note_ours(reading: Reading, line: Line) -> None:
+    if not _OURS.search(line.text):
+        return
+    reading.active = True
+    for pattern, state in _STATES:
+        match = pattern.search(line.text)
+        if match:
+            reading.states[match.group(1)] = state, line.text
+
+
+def _match(line: Line, found, signatures) -> Finding | None:
+    """The first signature that knows ``line``; where only its message fits, not its frames, it is not certain."""
+    doubtful = None
+    for signature in signatures:
+        match = re.search(signature.message, line.text)
+        if not match or (signature.holds is not None and not signature.holds(match)):
+            continue
+        words = tuple(group or "" for group in match.groups())
+        words = tuple(word for word in words if word) or words
+        if not signature.frames:
+            return Finding(signature, line, words)
+        frames = line.frames or log_text.behind(found, line)
+        if re.search(signature.frames, frames):
+            return Finding(signature, line, words)
+        # A bare message is a guess; a traceback of somebody else is none. What any assertion says is no guess either.
+        if not frames and doubtful is None and not signature.message.startswith("^"):
+            doubtful = Finding(signature, line, words, certain=False)
+    return doubtful
+
+
+def _keep(reading: Reading, finding: Finding) -> None:
+    for known in reading.findings:
+        if known.signature is finding.signature and known.certain == finding.certain:
+            known.count += 1
+            return
+    reading.findings.append(finding)
+
+
+def _drop_doubtful(reading: Reading) -> None:
+    """A message that stands without its traceback is not counted where the same log has it with one."""
+    certain = {finding.signature.message for finding in reading.findings if finding.certain}
+    reading.findings = [finding for finding in reading.findings if finding.certain or finding.signature.message not in certain]
