@@ -86,7 +86,8 @@ def squeeze(branch: Branch, site: Site, strengths: Sequence[float], room: int) -
     """The branch in at most ``room`` ranks, a multiple of 16: each group of rows gets an even share of them.
 
     Within a group each term is truncated by its own SVD to as many ranks as its singular values, at the present strengths,
-    earn it among the others'. The terms of different LoRAs stay apart, so that strengths can still be changed.
+    earn it among the others'. The terms of different LoRAs stay apart, so that strengths can still be changed; but a LoRA at
+    strength 0 gets what the others leave, and is fixed to it where that is not all it needs.
     """
     groups: dict[tuple[int, int], list[Placed]] = {}
     for one in branch.placed:
@@ -100,7 +101,8 @@ def squeeze(branch: Branch, site: Site, strengths: Sequence[float], room: int) -
         placed += kept
         room -= _ranks(kept)
     lines = [_with_error(one, errors.get((one.lora, one.source), 0.0)) for one in branch.lines]
-    return Branch(placed, lines, branch.fixed)
+    muted = {lora for (lora, _), error in errors.items() if error > _ROUNDING and not strengths[lora]}
+    return Branch(placed, lines, branch.fixed | muted)
 
 
 def _truncated(group: list[Placed], strengths, share: int, errors: dict) -> list[Placed]:
@@ -122,11 +124,12 @@ def _allot(group: list[Placed], strengths, share: int) -> list[int]:
     """How many ranks each term gets: in steps of a fragment, to the one whose next 16 singular values weigh most."""
     weights = []
     for number, one in enumerate(group):
-        strength = 1.0 if one.lora is None else abs(strengths[one.lora]) or 1.0
-        energies = _energies(one.term) * strength ** 2
-        weights += [(energies[start:start + SIDE].sum().item(), number, start) for start in range(0, len(energies), SIDE)]
+        strength = 1.0 if one.lora is None else abs(strengths[one.lora])
+        energies = _energies(one.term) * (strength or 1.0) ** 2
+        weights += [(strength > 0, energies[start:start + SIDE].sum().item(), number)
+                    for start in range(0, len(energies), SIDE)]
     ranks = [0] * len(group)
-    for _, number, _ in sorted(weights, reverse=True)[:share // SIDE]:
+    for _, _, number in sorted(weights, reverse=True)[:share // SIDE]:
         ranks[number] += SIDE
     return ranks
 

@@ -287,6 +287,18 @@ class TestBeyondTheKernelsLimitOfRanks:
         lora.set_strengths(root, [0, 1.0, 0, 0, 0])
         assert expected.relative(trees.effective(layer) - before, deltas[1]) < errors[1] + 0.01
 
+    def test_a_lora_at_strength_zero_takes_no_rank_from_the_others_and_is_composed_anew_when_it_is_turned_up(self, root):
+        layer = root.get_submodule(self.NAME)
+        before = trees.effective(layer)
+        stack, deltas = wide_stack(4, 110, 1.0)
+        opened = [lora.open_lora(tensors) for tensors in stack]
+        lora.compose(root, list(zip(opened, [0.0, 0.0, 1.0, 0.5])))
+        assert expected.relative(trees.effective(layer) - before, deltas[2] + 0.5 * deltas[3]) < 0.01
+        with pytest.raises(lora.PlanError, match="compose again"):
+            lora.set_strengths(root, [1.0, 0.0, 1.0, 0.5])
+        assert lora.compose(root, list(zip(opened, [1.0, 0.0, 0.0, 0.5]))).computed
+        assert expected.relative(trees.effective(layer) - before, deltas[0] + 0.5 * deltas[3]) < 0.01
+
 
 @pytest.mark.parametrize("shape", [(72, 64, 16), (64, 72, 16), (64, 64, 24)])
 def test_a_layer_that_is_not_packed_in_whole_fragments_is_refused_by_name(model, shape):
