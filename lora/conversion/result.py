@@ -95,5 +95,7 @@ def save(result: Result, out: str | os.PathLike, *, inputs: Sequence[str | os.Pa
             save_file(tensors, path, result.metadata)
         except SafetensorError as error:
             raise OSError(f"cannot be written: {error}") from error
+        except ModuleNotFoundError as error:
+            raise OSError(f"safetensors writes files by way of numpy ({error}): pip install numpy") from error
 
     return publish(out, write, inputs=inputs, force=force)

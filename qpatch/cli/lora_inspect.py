@@ -71,7 +71,7 @@ def _plot(survey, arguments) -> None:
 
     try:
         draw(survey, arguments.plot, theme=arguments.theme, force=arguments.force)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         raise CliError(f"--plot {arguments.plot}: {error}") from error
 
 

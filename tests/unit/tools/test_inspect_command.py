@@ -1,6 +1,7 @@
 """``qpatch lora inspect``: what a person and a program get to see, exit codes, errors of one line."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -111,3 +112,10 @@ def test_a_picture_of_several_files_is_refused(command, written):
     _, path = written()
     code, _, err = command("inspect", path, path, "--plot", "x.png")
     assert code == 2 and "one file" in err
+
+
+def test_a_plot_without_matplotlib_is_one_line_that_names_the_remedy(command, written, tmp_path, monkeypatch):
+    _, path = written("musubi", "z-image", blocks=1)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = command("inspect", path, "--plot", tmp_path / "map.png")
+    assert code == 1 and err.count("\n") == 1 and "pip install matplotlib" in err and "qpatch failed" not in err

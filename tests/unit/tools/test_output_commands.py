@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -136,3 +137,13 @@ def test_the_help_of_each_verb_documents_the_exit_codes(verb, capsys):
         cli.main(["lora", verb, "--help"])
     shown = capsys.readouterr().out
     assert stopped.value.code == 0 and "exit codes:" in shown and all(f"\n  {code}  " in shown for code in (0, 1, 2, 3))
+
+
+def test_without_numpy_the_remedy_is_named_and_nothing_is_written(command, written, tmp_path, monkeypatch):
+    _, path = written("musubi", "z-image")
+    # safetensors imports it when it writes.
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    before = folder(tmp_path)
+    code, out, err = command("convert", path, "-o", tmp_path / "out.safetensors", "--to", "comfyui")
+    assert code == 1 and err.count("\n") == 1 and "pip install numpy" in err and "qpatch failed" not in err
+    assert folder(tmp_path) == before
