@@ -32,7 +32,7 @@ def patches(module):
     found = [Wrap(cls, name, make) for cls in classes for name, make in (
         ("load", loading), ("unpatch_model", unpatching), ("partially_unload", partially_unloading),
     ) if name in vars(cls)]
-    return [*found, *saving.patches(module.ModelPatcher), *schedule.patches(module.ModelPatcher)]
+    return [*found, *saving.patches(module), *schedule.patches(module.ModelPatcher)]
 
 
 def loading(original):

@@ -1,8 +1,14 @@
-"""A saved model contains the LoRA: ComfyUI's save nodes ask for the patched weight, so it is baked for them."""
+"""A saved model contains the LoRA: ComfyUI's save nodes ask for the patched weight, so it is baked for them.
+
+ComfyUI stands a lazy Parameter in for each tensor of such a weight, one that can require gradients; for the
+integers of NVFP4, INT8 and INT4 that raises (seen on 0.21 to 0.33, for any model that is not fully loaded).
+"""
 
 from __future__ import annotations
 
 import contextlib
+
+import torch
 
 from qpatch.patching import Wrap
 
@@ -11,13 +17,26 @@ from . import branch, planning, report
 _BAKED = "comfy_patched_weights"
 
 
-def patches(patcher_class) -> list[Wrap]:
-    return [Wrap(patcher_class, "model_state_dict_for_saving", saving),
-            Wrap(patcher_class, "patch_weight_to_device", returning)]
+def patches(module) -> list[Wrap]:
+    found = [Wrap(module.ModelPatcher, "model_state_dict_for_saving", saving),
+             Wrap(module.ModelPatcher, "patch_weight_to_device", returning)]
+    piece = vars(module).get("LazyCastingParamPiece")
+    return found if piece is None else [*found, Wrap(piece, "__new__", without_gradient)]
+
+
+def without_gradient(original):
+    """The constructor of a lazy Parameter, for integers as well."""
+
+    def __new__(cls, caster, state_dict_key, tensor):
+        if tensor.is_floating_point():
+            return original(cls, caster, state_dict_key, tensor)
+        return torch.nn.Parameter.__new__(cls, tensor, requires_grad=False)
+
+    return __new__
 
 
 def saving(original):
-    """``model_state_dict_for_saving`` that takes layers with a branch for not patched yet: it patches them as it writes."""
+    """``model_state_dict_for_saving`` that takes layers with a branch for not patched yet: patched as they are written."""
 
     def model_state_dict_for_saving(self, *args, **kwargs):
         with _not_patched(self.model):

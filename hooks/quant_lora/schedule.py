@@ -13,8 +13,8 @@ from .pair import compose
 
 
 def patches(patcher_class) -> list[Wrap]:
-    return [Wrap(patcher_class, "patch_hook_weight_to_device", patching_one), Wrap(patcher_class, "patch_hooks", patching),
-            Wrap(patcher_class, "unpatch_hooks", unpatching)]
+    return [Wrap(patcher_class, "patch_hook_weight_to_device", patching_one),
+            Wrap(patcher_class, "patch_hooks", patching), Wrap(patcher_class, "unpatch_hooks", unpatching)]
 
 
 def _choice(patcher, key: str, patches):

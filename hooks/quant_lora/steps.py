@@ -32,7 +32,7 @@ class Steps:
 
 
 def of(tensor) -> Steps | None:
-    """The steps of the QuantizedTensor ``tensor``; infinite where a layout can only be made offline; None if unknown."""
+    """The steps of a QuantizedTensor; infinite where its layout can only be made offline; None if it is not known."""
     layout = weights.layout(tensor)
     if layout in _OFFLINE:
         return Steps(math.inf)

@@ -122,7 +122,8 @@ def test_lokr_and_loha_of_small_rank_run_beside_too(comfy):
     patcher, x = comfy.ModelPatcher(model).clone(), torch.randn(6, IN)
     base = model.w4a8(x)
     w1, w2a, w2b = torch.randn(4, 4), torch.randn(OUT // 4, 2) * 0.01, torch.randn(2, IN // 4) * 0.01
-    a, b, c, d = torch.randn(OUT, 3) * 0.1, torch.randn(3, IN) * 0.1, torch.randn(OUT, 3) * 0.1, torch.randn(3, IN) * 0.1
+    a, c = (torch.randn(OUT, 3) * 0.1 for _ in range(2))
+    b, d = (torch.randn(3, IN) * 0.1 for _ in range(2))
     patcher.add_patches({"w4a8.weight": comfy.Adapter("lokr", w1, None, None, None, None, w2a, w2b, None, None)})
     patcher.add_patches({"w4a8.weight": comfy.Adapter("loha", a, b, 6.0, c, d, None, None, None)}, 0.5)
     patcher.partially_load(patcher.load_device, 99)
@@ -133,7 +134,7 @@ def test_lokr_and_loha_of_small_rank_run_beside_too(comfy):
 
 
 def test_baked_the_same_lora_is_mostly_noise_or_nothing(comfy, monkeypatch):
-    """Why the hook exists: the same measure through ComfyUI's way. The layouts of comfy_kitchen alone round to nearest."""
+    """Why the hook exists: the same measure through ComfyUI's way."""
     monkeypatch.setenv(options.VARIABLE, options.BAKE)
     model = model_of(comfy, "nvfp4", "convrot w4a4")
     patcher, x, sets = comfy.ModelPatcher(model), torch.randn(200, IN), lora(8, 0.025)

@@ -101,7 +101,8 @@ def test_upstream_of_another_shape_is_left_alone():
 
 
 def test_a_patcher_without_a_force_flag_is_not_the_known_one(standin):
-    patcher = standin("quant_lora/model_patcher.py", "comfy.model_patcher", ("force_patch_weights=False", "forced=False"))
+    other_name = ("force_patch_weights=False", "forced=False")
+    patcher = standin("quant_lora/model_patcher.py", "comfy.model_patcher", other_name)
     assert patchers.examine(patcher).verdict == INCOMPATIBLE
     assert "takes (" in patchers.examine(patcher).reason
 

@@ -26,7 +26,8 @@ class Model(torch.nn.Module):
     def __init__(self, comfy, dtype=torch.float32):
         super().__init__()
         for name in ("a", "b"):
-            quantized = kitchen.QuantizedTensor.from_float((torch.randn(OUT, IN) * 0.03).to(dtype), "TensorCoreNVFP4Layout")
+            values = (torch.randn(OUT, IN) * 0.03).to(dtype)
+            quantized = kitchen.QuantizedTensor.from_float(values, "TensorCoreNVFP4Layout")
             setattr(self, name, comfy.Linear(quantized, torch.randn(OUT, dtype=dtype)))
         self.norm = torch.nn.LayerNorm(OUT, dtype=dtype)
 
@@ -165,7 +166,8 @@ def test_a_saved_model_contains_the_lora(world, comfy, caplog):
 
 def test_a_saved_layer_has_each_of_its_patches_once(world, comfy):
     model, patcher, *_ = world
-    one, full = comfy.Adapter("lora", torch.randn(OUT, 8) * 0.05, torch.randn(8, IN), *[None] * 4), torch.randn(OUT, IN) * 0.1
+    one = comfy.Adapter("lora", torch.randn(OUT, 8) * 0.05, torch.randn(8, IN), *[None] * 4)
+    full = torch.randn(OUT, IN) * 0.1
     base = model.b.weight.dequantize().double()
     clone = patcher.clone()
     clone.add_patches({"b.weight": ("diff", (full,))})
@@ -192,7 +194,8 @@ def test_scheduled_loras_come_and_go_beside_the_product(world, comfy):
     model, patcher, x, base = world
     fixed, one, two = adapter(comfy), adapter(comfy), adapter(comfy)
     lora = on(patcher, {"b.weight": fixed})
-    lora.hook_patches = {"one": {"b.weight": [(1.0, one, 1.0, None, None)]}, "two": {"b.weight": [(0.5, two, 1.0, None, None)]}}
+    lora.hook_patches = {"one": {"b.weight": [(1.0, one, 1.0, None, None)]},
+                         "two": {"b.weight": [(0.5, two, 1.0, None, None)]}}
     without = model(x)
     lora.patch_hooks({"one": 1.0, "two": 2.0})
     wanted = x.double() @ (dense(fixed) + dense(one) + dense(two)).T

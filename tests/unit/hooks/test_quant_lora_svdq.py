@@ -90,7 +90,8 @@ def test_more_rank_than_the_kernel_takes_runs_beside(world):
 
 def test_a_tiled_up_factor_gets_its_rows_in_the_tiles():
     tensor, down, up = svdquant(), torch.randn(3, SIZE), torch.randn(SIZE, 3)
-    tiled = type(tensor._params)(**{**vars(tensor._params), "proj_up": tensor._params.proj_up.unflatten(0, (2, 128)).transpose(1, 2)})
+    tiles = tensor._params.proj_up.unflatten(0, (2, 128)).transpose(1, 2)
+    tiled = type(tensor._params)(**{**vars(tensor._params), "proj_up": tiles})
     natural = svdq.longer(tensor, Pair(down, up))._params.proj_up
     result = svdq.longer(type(tensor)(tensor._qdata, tensor._layout_cls, tiled), Pair(down, up))._params.proj_up
     assert torch.equal(result.transpose(1, 2).flatten(0, 1), natural)
