@@ -8,6 +8,6 @@ splitting   which patches of a weight have a small exact low-rank form (terms of
 steps       the step sizes of a format;  kept: how much of a delta would survive them
 planning    for one patcher: what runs beside, what ComfyUI bakes
 branch      the pair on its module;  svdq: appended to a branch that the layout has already
-running     plan -> modules, and back
+running     plan -> modules, and back;  carrying: another plan on a model that stays loaded
 patchers, saving, schedule, fused, bypass: where ComfyUI is met
 """

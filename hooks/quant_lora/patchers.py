@@ -8,12 +8,12 @@ import uuid
 from qpatch.finding import incompatible, needed
 from qpatch.patching import Wrap
 
-from . import planning, report, running, saving, schedule
+from . import carrying, planning, report, running, saving, schedule
 
 #: What ``qpatch status`` adds to the hook's line.
 details = report.details
 
-_METHODS = ("load", "unpatch_model", "partially_unload", "patch_weight_to_device", "patch_hooks", "unpatch_hooks",
+_METHODS = ("load", "unpatch_model", "partially_load", "partially_unload", "patch_weight_to_device", "patch_hooks", "unpatch_hooks",
             "patch_hook_weight_to_device", "get_combined_hook_patches", "model_state_dict_for_saving")
 
 
@@ -31,6 +31,7 @@ def patches(module):
     classes = [vars(module)[name] for name in ("ModelPatcher", "ModelPatcherDynamic") if name in vars(module)]
     found = [Wrap(cls, name, make) for cls in classes for name, make in (
         ("load", loading), ("unpatch_model", unpatching), ("partially_unload", partially_unloading),
+        ("partially_load", carrying.keeping_weights),
     ) if name in vars(cls)]
     return [*found, *saving.patches(module), *schedule.patches(module.ModelPatcher)]
 
@@ -43,12 +44,10 @@ def loading(original):
         plan = planning.plan(self)
         if forced:
             return _baked_load(self, plan, original, args, kwargs)
-        fresh = self.model.current_weight_patches_uuid != self.patches_uuid
         with planning.reduced(self, plan):
             result = original(self, *args, **kwargs)
         running.attach(self, plan)
-        if fresh:
-            report.tell(self.model, plan)
+        report.tell(plan)
         return result
 
     return load
@@ -80,7 +79,7 @@ def partially_unloading(original):
 
     def partially_unload(self, *args, **kwargs):
         plan = planning.of(self.model)
-        if plan is None:
+        if plan is None or plan.uuid != self.model.current_weight_patches_uuid:
             return original(self, *args, **kwargs)
         with planning.reduced(self, plan):
             result = original(self, *args, **kwargs)

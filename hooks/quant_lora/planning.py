@@ -13,6 +13,9 @@ from .splitting import Split, split
 #: Attribute of a model: the plan of the patcher that was loaded last.
 _PLAN = "_qpatch_quant_lora"
 
+#: Attributes of a patcher with which it loads weights in another way than others.
+_SPECIAL = ("hook_patches", "forced_hooks", "weight_wrapper_patches", "force_cast_weights")
+
 
 @dataclass(frozen=True, eq=False)
 class Choice:
@@ -32,16 +35,25 @@ class Choice:
 
 @dataclass(eq=False)
 class Plan:
-    """``uuid``: ComfyUI's name for the set of patches that it is for."""
+    """What one set of patches becomes.
+
+    ``uuid``   ComfyUI's name for the set.
+    ``plain``  whether nothing else of the patcher changes how weights are loaded.
+    ``baked``  the patches that ComfyUI is to see, by key.
+    ``told``   whether the user has been told of it.
+    """
 
     uuid: object
     mode: str
+    plain: bool = True
     choices: dict[str, Choice] = field(default_factory=dict)
+    baked: dict[str, list] = field(default_factory=dict)
     pairs: dict[tuple, Pair | None] = field(default_factory=dict)
+    told: bool = False
 
     def __deepcopy__(self, memo):
         # A clone of the model for another GPU: a plan names no modules and is not written to, but for its pairs.
-        return Plan(self.uuid, self.mode, self.choices)
+        return Plan(self.uuid, self.mode, self.plain, self.choices, self.baked, told=self.told)
 
     @property
     def beside(self) -> list[Choice]:
@@ -77,11 +89,12 @@ def plan(patcher) -> Plan:
     last, mode = of(patcher.model), options.mode()
     if last is not None and last.uuid == patcher.patches_uuid and last.mode == mode:
         return last
-    found = Plan(patcher.patches_uuid, mode)
+    found = Plan(patcher.patches_uuid, mode, not any(getattr(patcher, name, None) for name in _SPECIAL))
     for key, patches in patcher.patches.items():
         choice = choose(patcher.model, key, patches, mode)
         if choice is not None:
             found.choices[key] = choice
+    found.baked = found.left(patcher.patches)
     setattr(patcher.model, _PLAN, found)
     return found
 

@@ -10,10 +10,11 @@ from qpatch import log
 from . import branch, planning, svdq
 
 
-def tell(model, plan: planning.Plan) -> None:
-    """How many layers went which way, and why the others did not."""
-    if not plan.choices:
+def tell(plan: planning.Plan) -> None:
+    """How many layers went which way, and why the others did not; once for each set of patches."""
+    if plan.told or not plan.choices:
         return
+    plan.told = True
     beside = plan.beside
     sizes = [pair.nbytes for pair in plan.pairs.values() if pair is not None]
     text = f"quant-lora: {len(beside)} layers beside the quantized product"

@@ -124,10 +124,11 @@ def main():
                 baked, composed = loading(weight, options)
                 timed, size = forwards(layer, options)
             print(f"{name} {out}x{inp} rank {options.rank}: load: bake {baked:.1f} ms, beside {composed:.1f} ms "
-                  f"({baked / composed:.0f} times faster); memory {size / 2**10:.0f} KiB of {weight._qdata.nbytes / 2**10:.0f}")
+                  f"({baked / composed:.0f} times faster); "
+                  f"memory {size / 2**10:.0f} KiB of {weight._qdata.nbytes / 2**10:.0f}")
             for tokens, (bare, both, alone, plain) in timed.items():
-                print(f"    {tokens:5} tokens: {bare:.2f} ms, with the pair {both:.2f} ms ({(both / bare - 1) * 100:+.1f} %); "
-                      f"the pair alone {alone:.2f} ms, {alone / plain * 100:.1f} % of a plain product", flush=True)
+                print(f"    {tokens:5} tokens: {bare:.2f} ms, with the pair {both:.2f} ms "
+                      f"({(both / bare - 1) * 100:+.1f} %); the pair alone {alone:.2f} ms, {alone / plain * 100:.1f} % of a plain product", flush=True)
 
 
 if __name__ == "__main__":

@@ -176,6 +176,19 @@ def test_dynamic_vram_neither_patches_nor_requantizes_what_runs_beside(comfy, na
     assert "forward" not in vars(linear)
 
 
+def test_another_strength_and_no_lora_leave_the_weights_loaded(comfy, named, monkeypatch):
+    name, patcher, linear, x, base = named
+    moves, move = [], patcher.model.to
+    monkeypatch.setattr(patcher.model, "to", lambda *args: (moves.append(args), move(*args))[1])
+    adapter, dense = lora(comfy, 8, 0.005)
+    for strength in (1.0, 0.3, 2.0):
+        loaded(patcher, name, adapter, strength=strength)
+        cosine, ratio = agreement(linear(x) - base, strength * x.double() @ dense.T)
+        assert cosine > 0.99 and abs(ratio - 1) < 0.01
+    patcher.partially_load(CPU, 1e32)
+    assert torch.equal(linear(x), base) and moves == []
+
+
 def test_conditioning_hooks_schedule_a_lora(comfy, named):
     import comfy.hooks
 

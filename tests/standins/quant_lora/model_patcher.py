@@ -160,6 +160,8 @@ class ModelPatcher:
     def partially_load(self, device_to, extra_memory=0, force_patch_weights=False):
         stale = self.model.current_weight_patches_uuid not in (None, self.patches_uuid)
         self.unpatch_model(self.offload_device, unpatch_weights=stale or force_patch_weights)
+        if all(getattr(layer, "comfy_patched_weights", False) for _, layer in self._layers()):
+            return
         self.load(device_to, lowvram_model_memory=extra_memory, force_patch_weights=force_patch_weights)
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False):

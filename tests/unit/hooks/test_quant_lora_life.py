@@ -273,3 +273,36 @@ def test_auto_bakes_what_survives_and_keeps_the_rest_beside(world, comfy, monkey
         on(patcher, {"a.weight": small, "b.weight": large})
     assert forwards(model) == ["a"] and not torch.equal(model.b.weight._qdata, patcher.backup["b.weight"].weight._qdata)
     assert "1 layers beside the quantized product" in caplog.text and "1 baked by ComfyUI" in caplog.text
+
+
+def test_another_strength_another_lora_and_none_leave_the_weights_loaded(world, comfy, monkeypatch):
+    model, patcher, x, base = world
+    first, second = adapter(comfy), adapter(comfy)
+    reloads, load = [], comfy.ModelPatcher.unpatch_hooks
+    # Each reload of the stand-in begins with it.
+    monkeypatch.setattr(comfy.ModelPatcher, "unpatch_hooks", lambda self, *args: (reloads.append(self), load(self, *args)))
+    for changes, strength in (((first,), 1.0), ((first,), 0.25), ((first, second), 1.0), ((), 1.0), ((second,), -1.0)):
+        clone = patcher.clone()
+        for one in changes:
+            clone.add_patches({"b.weight": one}, strength)
+        clone.partially_load(clone.load_device, 99)
+        wanted = strength * x.double() @ sum((dense(one) for one in changes), torch.zeros(OUT, IN).double()).T
+        torch.testing.assert_close((model(x) - base).double(), wanted, atol=1e-3, rtol=1e-3)
+    assert reloads == []
+
+
+def test_what_has_to_be_baked_reloads_the_weights_and_unbakes_them(world, comfy):
+    model, patcher, x, base = world
+    full = torch.randn(OUT, IN) * 0.1
+    both = patcher.clone()
+    both.add_patches({"b.weight": ("diff", (full,))})
+    both.add_patches({"b.weight": adapter(comfy)})
+    both.partially_load(both.load_device, 99)
+    only = both.clone()
+    only.patches = {"b.weight": both.patches["b.weight"][1:]}
+    only.patches_uuid = object()
+    only.partially_load(only.load_device, 99)
+    wanted = x.double() @ dense(only.patches["b.weight"][0][1]).T
+    torch.testing.assert_close((model(x) - base).double(), wanted, atol=1e-4, rtol=1e-3)
+    patcher.partially_load(patcher.load_device, 99)
+    assert torch.equal(model(x), base)
