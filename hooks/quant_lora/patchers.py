@@ -13,14 +13,16 @@ from . import carrying, planning, report, running, saving, schedule
 #: What ``qpatch status`` adds to the hook's line.
 details = report.details
 
-_METHODS = ("load", "unpatch_model", "partially_load", "partially_unload", "patch_weight_to_device", "patch_hooks", "unpatch_hooks",
-            "patch_hook_weight_to_device", "get_combined_hook_patches", "model_state_dict_for_saving")
+_METHODS = ("load", "unpatch_model", "partially_load", "partially_unload", "patch_weight_to_device", "patch_hooks",
+            "unpatch_hooks", "patch_hook_weight_to_device", "get_combined_hook_patches", "state_dict_for_saving")
 
 
 def examine(module):
     missing = [name for name in _METHODS if name not in vars(module.ModelPatcher)]
     if missing:
         return incompatible(f"ModelPatcher has no {', '.join(missing)}")
+    if saving.LAZY not in vars(module):
+        return incompatible("this ComfyUI cannot save a quantized weight with a LoRA that is not in it already")
     parameters = list(inspect.signature(module.ModelPatcher.load).parameters)
     if "force_patch_weights" not in parameters:
         return incompatible(f"ModelPatcher.load takes ({', '.join(parameters)})")

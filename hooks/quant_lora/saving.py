@@ -16,12 +16,17 @@ from . import branch, planning, report
 
 _BAKED = "comfy_patched_weights"
 
+#: ComfyUI's class of what stands in for one tensor of a quantized weight until it is written (from 0.21 on).
+LAZY = "LazyCastingParamPiece"
+
+_SAVERS = ("model_state_dict_for_saving", "state_dict_for_saving")
+
 
 def patches(module) -> list[Wrap]:
-    found = [Wrap(module.ModelPatcher, "model_state_dict_for_saving", saving),
-             Wrap(module.ModelPatcher, "patch_weight_to_device", returning)]
-    piece = vars(module).get("LazyCastingParamPiece")
-    return found if piece is None else [*found, Wrap(piece, "__new__", without_gradient)]
+    # Before 0.24 the whole work was done in the second.
+    name = next(name for name in _SAVERS if name in vars(module.ModelPatcher))
+    return [Wrap(module.ModelPatcher, name, saving), Wrap(module.ModelPatcher, "patch_weight_to_device", returning),
+            Wrap(vars(module)[LAZY], "__new__", without_gradient)]
 
 
 def without_gradient(original):
@@ -36,9 +41,9 @@ def without_gradient(original):
 
 
 def saving(original):
-    """``model_state_dict_for_saving`` that takes layers with a branch for not patched yet: patched as they are written."""
+    """ComfyUI's saver, taking layers with a branch for not patched yet: they are patched as they are written."""
 
-    def model_state_dict_for_saving(self, *args, **kwargs):
+    def state_dict_for_saving(self, *args, **kwargs):
         with _not_patched(self.model):
             result = original(self, *args, **kwargs)
         plan = planning.of(self.model)
@@ -46,7 +51,7 @@ def saving(original):
             report.baked_for_saving(plan)
         return result
 
-    return model_state_dict_for_saving
+    return state_dict_for_saving
 
 
 @contextlib.contextmanager

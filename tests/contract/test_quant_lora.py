@@ -25,7 +25,9 @@ NO_PRODUCT = ("nvfp4", "mxfp8")
 
 
 @pytest.fixture(autouse=True)
-def seeded(monkeypatch):
+def seeded(comfy, monkeypatch):
+    if not hasattr(comfy.model_patcher, "LazyCastingParamPiece"):
+        pytest.skip("the hook leaves a ComfyUI alone that cannot save such weights")
     torch.manual_seed(0)
     monkeypatch.delenv("QPATCH_QUANT_LORA", raising=False)
 
@@ -40,7 +42,7 @@ class Model(torch.nn.Module):
         self.model_loaded_weight_memory = self.model_offload_buffer_memory = 0
         self.current_weight_patches_uuid = None
 
-    def state_dict_for_saving(self, unet_state_dict, *args):
+    def state_dict_for_saving(self, unet_state_dict, **others):
         return unet_state_dict
 
 
@@ -221,10 +223,11 @@ def test_a_saved_model_contains_the_lora_and_merging_sees_the_base(comfy, named,
     assert torch.equal(convert(weight).double(), before) and [patch[1] for patch in patches] == [adapter, small]
     # As in a node. safetensors asks for the tensors one by one, on the CPU.
     with torch.inference_mode():
-        saved = clone.model_state_dict_for_saving(clone.model.diffusion_model, "diffusion_model.")
+        saved = clone.state_dict_for_saving()
         saved = {key: value.to("cpu") for key, value in saved.items()}
     again = patcher_of(comfy, name).model.diffusion_model[name]
-    again.load_state_dict({k.partition(".")[2]: v for k, v in saved.items()}, strict=False)
+    own = {key.removeprefix("diffusion_model.").partition(".")[2]: value for key, value in saved.items()}
+    again.load_state_dict(own, strict=False)
     found = again.weight.dequantize().double() - before
     cosine, _ = agreement(found, dense)
     assert cosine > 0.85 and "forward" in vars(linear)
@@ -273,7 +276,8 @@ def test_compiling_finds_no_reason_for_a_break_that_it_did_not_find_before(comfy
     def reasons():
         torch._dynamo.reset()
         with torch.no_grad():
-            return [reason.user_stack[-1].name for reason in torch._dynamo.explain(lambda value: linear(value))(x).break_reasons]
+            found = torch._dynamo.explain(lambda value: linear(value))(x)
+        return [reason.user_stack[-1].name for reason in found.break_reasons]
 
     try:
         before = reasons()

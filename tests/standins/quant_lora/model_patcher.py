@@ -79,6 +79,11 @@ def get_key_weight(model, key):
     return getattr(layer, name), getattr(layer, f"set_{name}", None), getattr(layer, f"convert_{name}", None)
 
 
+class LazyCastingParamPiece(torch.nn.Parameter):
+    def __new__(cls, caster, state_dict_key, tensor):
+        return super().__new__(cls, tensor)
+
+
 class ModelPatcher:
     def __init__(self, model, load_device=torch.device("cpu"), offload_device=torch.device("cpu")):
         self.model, self.load_device, self.offload_device = model, load_device, offload_device
@@ -204,3 +209,6 @@ class ModelPatcher:
             if not getattr(layer, "comfy_patched_weights", False):
                 found[key] = self.patch_weight_to_device(key, return_weight=True)
         return found
+
+    def state_dict_for_saving(self):
+        return self.model_state_dict_for_saving()

@@ -280,7 +280,8 @@ def test_another_strength_another_lora_and_none_leave_the_weights_loaded(world, 
     first, second = adapter(comfy), adapter(comfy)
     reloads, load = [], comfy.ModelPatcher.unpatch_hooks
     # Each reload of the stand-in begins with it.
-    monkeypatch.setattr(comfy.ModelPatcher, "unpatch_hooks", lambda self, *args: (reloads.append(self), load(self, *args)))
+    counting = lambda self, *args: (reloads.append(self), load(self, *args))  # noqa: E731
+    monkeypatch.setattr(comfy.ModelPatcher, "unpatch_hooks", counting)
     for changes, strength in (((first,), 1.0), ((first,), 0.25), ((first, second), 1.0), ((), 1.0), ((second,), -1.0)):
         clone = patcher.clone()
         for one in changes:
@@ -306,3 +307,9 @@ def test_what_has_to_be_baked_reloads_the_weights_and_unbakes_them(world, comfy)
     torch.testing.assert_close((model(x) - base).double(), wanted, atol=1e-4, rtol=1e-3)
     patcher.partially_load(patcher.load_device, 99)
     assert torch.equal(model(x), base)
+
+
+def test_integers_can_stand_in_for_a_weight_that_is_saved_later(comfy):
+    piece = comfy.LazyCastingParamPiece(None, "a.weight", torch.zeros(3, dtype=torch.uint8))
+    assert type(piece) is comfy.LazyCastingParamPiece and not piece.requires_grad
+    assert comfy.LazyCastingParamPiece(None, "a.bias", torch.zeros(3)).requires_grad
