@@ -51,9 +51,11 @@ def pack_down(down: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     if rank % SIDE:
         down = torch.cat((down, down.new_zeros(padded(rank) - rank, channels)))
     index, lanes = _down_index(channels, down.device), _lanes(down, torch.int32)
-    for start in range(0, len(lanes), len(index)):
-        column = torch.index_select(lanes[start:start + len(index)], 0, index)
-        yield column.view(dtype).view(channels // SIDE, SIZE)
+    if rank <= SIDE:
+        yield torch.index_select(lanes, 0, index).view(dtype).view(channels // SIDE, SIZE)
+        return
+    for part in lanes.split(SIDE * channels // 2):
+        yield torch.index_select(part, 0, index).view(dtype).view(channels // SIDE, SIZE)
 
 
 def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -65,10 +67,11 @@ def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         rank = padded(rank)
     packed = torch.empty(channels // SIDE, rank // SIDE, SIZE, dtype=dtype, device=up.device)
     source, result = _lanes(up, torch.int64), packed.view(torch.int64).view(-1)
-    index = _up_index(rank, up.device)
-    for start in range(0, len(source), len(index)):
-        part = source[start:start + len(index)]
-        torch.index_select(part, 0, index[:len(part)], out=result[start:start + len(index)])
+    index, size = _up_index(rank, up.device), channels * rank // 4
+    block = _block(rank)
+    for start in range(0, size, block):
+        stop = min(start + block, size)
+        torch.index_select(source[start:stop], 0, index[:stop - start], out=result[start:stop])
     return packed
 
 
@@ -117,9 +120,14 @@ def _down_index(channels: int, device: torch.device) -> torch.Tensor:
     return lanes.permute(3, 0, 2, 5, 1, 4).reshape(-1).to(device)
 
 
+def _block(rank: int) -> int:
+    """Lanes of as many whole channel fragments of an ``up`` of ``rank`` as are gathered at a time."""
+    fragment = SIDE * rank // 4
+    return fragment * max(1, _BLOCK // fragment)
+
+
 @lru_cache(maxsize=32)
 def _up_index(rank: int, device: torch.device) -> torch.Tensor:
-    """The same for whole channel fragments of an ``up`` [channels, rank], four ranks a lane, about one block of them."""
-    channels = SIDE * max(1, _BLOCK // (SIDE * rank // 4))
-    lanes = torch.arange(channels * rank // 4).view(channels // SIDE, 2, 8, rank // SIDE, 4)
+    """The same for one block of an ``up`` [channels, rank], four ranks a lane."""
+    lanes = torch.arange(_block(rank)).view(-1, 2, 8, rank // SIDE, 4)
     return lanes.permute(0, 3, 2, 4, 1).reshape(-1).to(device)

@@ -131,7 +131,7 @@ def _pack(site: SVDQSite, group: list[Placed], at: int, dtype) -> tuple[list[tor
     else:
         down = torch.cat([one.term.down.to(dtype) for one in group])
         up, rows = _side_by_side(site, group, scaled, dtype), slice(0, site.out // SIDE)
-        ranks = packing.ranks_of_up(padded(len(down)))
+        ranks = packing.ranks_of_up(padded(down.shape[0]))
     columns = list(packing.pack_down(down, dtype))
     block = Block(packing.pack_up(up, dtype), (rows, slice(at, at + len(columns))), scales, str(group[0].part.target), ranks)
     return columns, block
@@ -153,7 +153,7 @@ def _clear_rest(view, blocks: list[Block], end: int) -> None:
         rows, columns = block.region
         if rows.start:
             view[:rows.start, columns].zero_()
-        if rows.stop < len(view):
+        if rows.stop < view.shape[0]:
             view[rows.stop:, columns].zero_()
     if end < view.shape[1]:
         view[:, end:].zero_()
