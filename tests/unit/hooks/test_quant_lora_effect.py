@@ -145,3 +145,20 @@ def test_baked_the_same_lora_is_mostly_noise_or_nothing(comfy, monkeypatch):
         cosine, _ = agreement(layer(x) - base, x.double() @ sets[1].T @ sets[0].T)
         assert "forward" not in vars(layer) and cosine < most
         clone.unpatch_model()
+
+
+def test_a_rotated_nvfp4_layer_takes_the_lora_in_the_model_s_own_basis(comfy):
+    layouts = pytest.importorskip("qpatch.hooks.convrot.layouts")
+    from qpatch.hooks.quant_lora import steps
+
+    weight = torch.randn(OUT, IN) * RMS
+    plain = kitchen.QuantizedTensor.from_float(weight, "TensorCoreNVFP4Layout")
+    turned = kitchen.QuantizedTensor.from_float(weight, layouts.rotated("TensorCoreNVFP4Layout", 64))
+    model = torch.nn.Module()
+    model.layer = comfy.Linear(turned)
+    patcher, x, (up, down) = comfy.ModelPatcher(model), torch.randn(5, IN), lora(8, 0.01)
+    base = model.layer(x)
+    loaded(patcher, (up, down), key="layer.weight", Adapter=comfy.Adapter)
+    cosine, ratio = agreement(model.layer(x) - base, x.double() @ down.T @ up.T)
+    assert cosine > 0.9999 and abs(ratio - 1) < 1e-3
+    assert steps.of(turned).rms == pytest.approx(steps.of(plain).rms, rel=0.1)

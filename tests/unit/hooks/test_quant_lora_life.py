@@ -313,3 +313,15 @@ def test_integers_can_stand_in_for_a_weight_that_is_saved_later(comfy):
     piece = comfy.LazyCastingParamPiece(None, "a.weight", torch.zeros(3, dtype=torch.uint8))
     assert type(piece) is comfy.LazyCastingParamPiece and not piece.requires_grad
     assert comfy.LazyCastingParamPiece(None, "a.bias", torch.zeros(3)).requires_grad
+
+
+def test_another_change_to_bake_in_the_place_of_the_first_is_baked(world, comfy):
+    model, patcher, x, base = world
+    one = adapter(comfy)
+    for full in (torch.randn(OUT, IN) * 0.1, torch.randn(OUT, IN) * 0.1):
+        clone = patcher.clone()
+        clone.add_patches({"b.weight": ("diff", (full,))})
+        clone.add_patches({"b.weight": one})
+        clone.partially_load(clone.load_device, 99)
+        wanted = x.double() @ (full.double() + dense(one)).T
+        assert ((model(x) - base).double() - wanted).norm() / wanted.norm() < 0.2
