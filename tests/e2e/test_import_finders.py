@@ -261,10 +261,10 @@ def test_a_target_in_a_zip_file_is_left_alone_and_reported_and_mended_when_asked
         import pkg.target, qpatch
         assert pkg.target.f(1) == 1 and type(pkg.target.__loader__).__name__ == "zipimporter"
         assert not [n for n in vars(pkg.target.__loader__) if n == "exec_module"]
-        state, why = states.overall(catalogue.named("probe"))
-        assert state == "incompatible" and "zipimporter" in why, (state, why)
+        (attempt,) = states.attempts(catalogue.named("probe"))
+        assert attempt.state == "incompatible" and "zipimporter" in attempt.explanation, attempt
         qpatch.activate()
-        assert pkg.target.f(1) == 2
+        assert pkg.target.f(1) == 2 and len(states.attempts(catalogue.named("probe"))) == 1
     """)
 
 

@@ -83,13 +83,15 @@ def test_without_a_level_the_application_s_own_settings_decide(caplog):
     assert caplog.messages == ["qpatch: w"]
 
 
-def test_a_level_that_is_asked_for_is_seen_where_logging_has_not_been_set_up(monkeypatch):
+def test_a_level_that_is_asked_for_is_seen_where_logging_has_not_been_set_up(monkeypatch, capsys):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setenv("QPATCH_LOG", "info")
     for stream, written in ((io.StringIO(), "qpatch: i\n"), (None, None)):
         monkeypatch.setattr(sys, "stderr", stream)
         log.debug("d"), log.info("i")
         assert stream is None or stream.getvalue() == written
+    # print() takes standard output where it is given None.
+    assert capsys.readouterr().out == ""
 
 
 def test_off_makes_every_hook_disabled(monkeypatch):
