@@ -60,7 +60,8 @@ class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         """The spec that the finders behind this one give for a target, its loader watched; else None."""
-        if name.rpartition(".")[2] not in TARGETS or not is_target(name):
+        last = name.rpartition(".")[2]
+        if last not in TARGETS or not matches(name, TARGETS[last]):
             return None
         shadow = load_shadow()
         return None if shadow is None else shadow.find(name, path, target)
