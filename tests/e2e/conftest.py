@@ -15,7 +15,11 @@ class Bench:
     def __init__(self, folder: Path):
         self.folder = folder
         self.prelude = ""
-        shutil.copy(SUPPORT / "probe.py", folder)
+        self.bring("probe.py")
+
+    def bring(self, name):
+        """Copy a file of support/ into the folder, for children to import."""
+        shutil.copy(SUPPORT / name, self.folder)
 
     def write(self, **files):
         """Module name (dots for folders, which become packages) -> source text."""
