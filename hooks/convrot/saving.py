@@ -22,7 +22,9 @@ def declare(module, sd: dict, prefix: str) -> dict:
         return sd
     settings = config.decode(sd[key])
     settings.update(convrot=True, convrot_groupsize=layout.GROUP_SIZE)
-    if hasattr(layout, "get_padded_shape") and layout.get_padded_shape(tuple(weight.shape)) != tuple(weight.shape):
-        settings["orig_shape"] = list(weight.shape)
+    shape = tuple(weight.shape)
+    # Banks of experts have three dimensions, and no shape of their own in a file.
+    if len(shape) == 2 and hasattr(layout, "get_padded_shape") and layout.get_padded_shape(shape) != shape:
+        settings["orig_shape"] = list(shape)
     sd[key] = config.encode(settings)
     return sd

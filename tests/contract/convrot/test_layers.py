@@ -93,6 +93,24 @@ def test_a_saved_layer_is_the_file_s_and_loads_to_the_same_layer(comfy, formats,
     assert torch.equal(again.weight.dequantize(), layer.weight.dequantize())
 
 
+def test_a_bank_of_experts_is_rotated_expert_by_expert(comfy):
+    made = comfy.ops.mixed_precision_ops({}, torch.float32, disabled={"nvfp4"})
+    if not hasattr(made, "MoEExperts"):
+        pytest.skip("this ComfyUI has no banks of experts")
+    weights, x = torch.randn(3, 96, 256), torch.randn(20, 256)
+    experts = [nvfp4_layer(weight, 64) for weight in weights]
+    entries = {key: torch.stack([expert[key] for expert in experts]) for key in experts[0] if key != "comfy_quant"}
+    entries["comfy_quant"] = experts[0]["comfy_quant"]
+    bank = made.MoEExperts(3, 256, 96, bias=False)
+    load(bank, entries)
+    for index, weight in enumerate(weights):
+        assert error(bank.expert_linear(x, index), x @ weight.t()) < 0.12
+    saved = bank.state_dict()
+    again = made.MoEExperts(3, 256, 96, bias=False)
+    load(again, saved)
+    assert torch.equal(again.expert_linear(x, 1), bank.expert_linear(x, 1))
+
+
 @pytest.mark.parametrize("settings", [
     {"params": {"convrot": True, "convrot_groupsize": 64}}, {"convrot": "true", "convrot_groupsize": "64"}])
 def test_the_declaration_is_found_wherever_it_stands(comfy, settings):

@@ -135,6 +135,18 @@ def test_lora_is_baked_in_the_model_s_basis(mended, seed):
     assert error(layer.weight.dequantize(), weight + delta) < 1.1 * error(plain.dequantize(), weight + delta)
 
 
+def test_lora_in_and_out_ten_times_gives_the_same_bits_each_time(mended):
+    weight, delta, x = torch.randn(96, 256), torch.randn(96, 256) * 0.1, torch.randn(20, 256)
+    layer = linear(mended, nvfp4_layer(weight, 64), weight.shape, disabled={"nvfp4"})
+    original, without, seen = layer.weight, layer(x), []
+    for _ in range(10):
+        layer.set_weight(layer.convert_weight(layer.weight) + delta, seed=5)
+        seen.append(layer(x))
+        layer.weight = original
+        assert torch.equal(layer(x), without)
+    assert all(torch.equal(seen[0], other) for other in seen)
+
+
 def test_the_logical_shape_of_the_file_corrects_a_layer_built_from_the_packed_one(mended):
     weight, x = torch.randn(60, 256), torch.randn(8, 256)
     entries = nvfp4_layer(weight, 64, orig_shape=[60, 256])
