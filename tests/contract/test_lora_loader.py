@@ -9,6 +9,7 @@ from emulation.effect import Pairs
 from emulation.fixtures import clip, count_calls  # noqa: F401
 from emulation.life import LifeCases
 from emulation.surroundings import SurroundingCases
+from emulation.ways_in import WaysInCases
 
 pytestmark = [pytest.mark.comfyui, pytest.mark.nunchaku,
               pytest.mark.skipif(world.missing() is not None, reason=f"{world.missing()} is not set")]
@@ -39,4 +40,8 @@ class TestLifeOnCheckouts(LifeCases):
 
 
 class TestSurroundingsOnCheckouts(SurroundingCases):
+    pass
+
+
+class TestWaysInOnCheckouts(WaysInCases):
     pass

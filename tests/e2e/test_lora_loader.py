@@ -9,6 +9,7 @@ from emulation.effect import Pairs
 from emulation.fixtures import clip, count_calls  # noqa: F401
 from emulation.life import LifeCases
 from emulation.surroundings import SurroundingCases
+from emulation.ways_in import WaysInCases
 
 
 @pytest.fixture(scope="module")
@@ -32,4 +33,8 @@ class TestLifeOnStandins(LifeCases):
 
 
 class TestSurroundingsOnStandins(SurroundingCases):
+    pass
+
+
+class TestWaysInOnStandins(WaysInCases):
     pass

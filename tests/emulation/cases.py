@@ -1,5 +1,7 @@
 """What must hold of LoRAs on Nunchaku models, in any world: tests/e2e runs these on stand-ins, tests/contract on checkouts."""
 
+import gc
+
 import pytest
 import torch
 
@@ -23,14 +25,19 @@ def load(patcher, file, strength=1.0, clip=None, loader="load_lora_for_models"):
     return new if clip is None else (new, new_clip)
 
 
-class Cases:
-    """Needs a fixture ``pairs``: a callable (family, **options) -> effect.Pair, cached."""
+class Restoring:
+    """Needs a fixture ``pairs``, an effect.Pairs. After each test every model it used is bitwise bare."""
 
     @pytest.fixture(autouse=True)
     def nothing_stays(self, pairs):
         yield
+        gc.collect()
         for pair in pairs.used():
             assert pair.bare()
+
+
+class Cases(Restoring):
+    """The change that a LoRA makes to a model's output, for kinds, producers, components, stacks and strengths."""
 
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("precision", ["int4", "nvfp4"])

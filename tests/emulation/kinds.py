@@ -2,12 +2,12 @@
 
 import pytest
 
-from .cases import FULL_RANK, load
+from .cases import FULL_RANK, Restoring, load
 from .effect import FAMILIES, TOLERANCE, example
 
 
-class KindCases:
-    """Needs a fixture ``pairs`` (see cases.Cases)."""
+class KindCases(Restoring):
+    """Needs a fixture ``pairs`` (see cases.Restoring)."""
 
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("kind", FULL_RANK)

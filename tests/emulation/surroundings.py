@@ -1,24 +1,15 @@
 """What else people do with a model that has LoRAs on: offloading, compiling, patching its blocks, deep clones. Any world."""
 
-import gc
-
 import pytest
 import torch
 
 from . import effect, world
-from .cases import load
+from .cases import Restoring, load
 from .effect import TOLERANCE, example, only
 
 
-class SurroundingCases:
-    """Needs a fixture ``pairs`` (see cases.Cases)."""
-
-    @pytest.fixture(autouse=True)
-    def nothing_stays(self, pairs):
-        yield
-        gc.collect()
-        for pair in pairs.used():
-            assert pair.bare()
+class SurroundingCases(Restoring):
+    """Needs a fixture ``pairs`` (see cases.Restoring)."""
 
     def test_cpu_offload_of_qwen_image_runs_every_block_with_its_own_loras(self, pairs, monkeypatch):
         pair = pairs("qwen-image", blocks=4)
