@@ -1,7 +1,7 @@
 """Bring the model to the stack of the patcher that runs, and back when it stops.
 
-The clones of a patcher share one model. What is composed in it is read from the model
-(``composed``), whose turn it is from ``_HOLDER`` on the model; nothing else is remembered.
+The clones of a patcher share one model. What is composed in it is read from the model itself
+(``composed``); whose turn it is, ComfyUI knows: it ejects one patcher before it injects another.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from qpatch import toggles
 
 # The functions themselves, not the package that loads them on demand: patchers are deleted at interpreter exit too.
 from qpatch.lora.composition import composed, set_aside
-from qpatch.lora.errors import LoraError
+from qpatch.lora.errors import LoraError, PlanError
 from qpatch.lora.planning import compose
 
 from . import messages, models, options, stack
-
-#: Attribute of the diffusion model: the stack of the patcher that injected last and has not ejected.
-_HOLDER = "_qpatch_lora_stack"
 
 
 def injections() -> list:
@@ -35,7 +32,6 @@ def inject(patcher) -> None:
     model, own = models.diffusion_model(patcher.model), stack.of(patcher)
     if own is None or model is None:
         return
-    setattr(model, _HOLDER, own)
     wanted = own.wanted(patcher)
     while wanted:
         try:
@@ -49,17 +45,23 @@ def inject(patcher) -> None:
                 raise
             messages.failed(wanted)
             wanted = []
-    if composed(model):
-        set_aside(model)
+    _take_out(model)
 
 
 def eject(patcher) -> None:
-    """Give the model its own parameters back, if it is ``patcher`` whose LoRAs are in it."""
-    model, own = models.diffusion_model(patcher.model), stack.of(patcher)
-    if model is None or model.__dict__.get(_HOLDER) is not own:
-        return
-    set_aside(model)
-    model.__dict__.pop(_HOLDER, None)
+    """Give the model its own parameters back; what was composed is kept for the next time."""
+    model = models.diffusion_model(patcher.model)
+    if model is not None:
+        _take_out(model)
+
+
+def _take_out(model) -> None:
+    try:
+        if composed(model):
+            set_aside(model)
+    except PlanError:
+        # Another pack has put something in the transformer's place: nothing of ours is in that.
+        pass
 
 
 def _compose(model, own, wanted) -> None:

@@ -96,6 +96,9 @@ class LifeCases(Restoring):
         output = pair.run(patcher)
         for change in (lambda one: one.clone(), lambda one: load(one, example(family, seed=3), 0.02)):
             passing = change(patcher)
+            assert torch.equal(world.evaluate(patcher, pair.inputs), output)
+            assert torch.equal(pair.run(pair.quantized), pair.base)
+            pair.run(patcher)
             del passing
             gc.collect()
             assert torch.equal(world.evaluate(patcher, pair.inputs), output)

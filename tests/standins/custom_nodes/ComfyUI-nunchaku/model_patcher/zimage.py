@@ -12,13 +12,14 @@ class ZImageModelPatcher(ModelPatcher):
         return super().clone()
 
     def add_patches(self, patches, strength_patch=1.0, strength_model=1.0):
-        known = set(model_lora_keys_unet(self.model).values())
-        taken = [key for key in patches if key in known]
-        for key in taken:
-            name, offset = (key, None) if isinstance(key, str) else key
-            self.patches.setdefault(name, []).append((strength_patch, patches[key], strength_model, offset, None))
-        self.patches_uuid = uuid.uuid4()
-        return taken
+        with self.use_ejected():
+            known = set(model_lora_keys_unet(self.model).values())
+            taken = [key for key in patches if key in known]
+            for key in taken:
+                name, offset = (key, None) if isinstance(key, str) else key
+                self.patches.setdefault(name, []).append((strength_patch, patches[key], strength_model, offset, None))
+            self.patches_uuid = uuid.uuid4()
+            return taken
 
     def patch_weight_to_device(self, key, device_to=None, inplace_update=False):
         if not key.endswith(".qweight"):
