@@ -68,6 +68,9 @@ def _attempt(hook, target, name, module) -> None:
 
 def _mend(hook, target, name, module, found, implementation) -> None:
     patches = list(implementation.patches(module))
+    if not patches:
+        states.record(hook, target, name, module, finding.INCOMPATIBLE, f"{found.reason}, and there is nothing to patch")
+        return
     for patch in patches:
         patch.by = hook.name
     patching.put(patches)

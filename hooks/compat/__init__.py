@@ -41,13 +41,14 @@ class Spot:
     """One function to mend.
 
     ``path``    its place in the module: ``function`` or ``Class.method``.
-    ``absent``  why all is well where there is no such function; None: then the target is not understood.
+    ``absent``  why all is well where there is no such function, in words or as a function of the module
+                that gives them; None: then the target is not understood.
     """
 
     path: str
     broken: Probe
     mend: Mend
-    absent: str | None = None
+    absent: "str | Callable[[ModuleType], str | None] | None" = None
 
     def owner(self, module: ModuleType):
         """The module or class that holds the function; None if there is no such class."""
@@ -87,7 +88,8 @@ class Repair:
     def _judge(self, spot: Spot, module: ModuleType) -> Finding:
         original = spot.original(module)
         if original is None:
-            return not_needed(spot.absent) if spot.absent else incompatible(f"there is no {spot.path}")
+            fine = spot.absent(module) if callable(spot.absent) else spot.absent
+            return not_needed(fine) if fine else incompatible(f"there is no {spot.path}")
         if not isinstance(original, FunctionType):
             return incompatible(f"{spot.path} is a {type(original).__name__}, not a Python function")
         try:
@@ -95,6 +97,9 @@ class Repair:
                 # What upstream warns of in a probe is no news of the user's model.
                 warnings.simplefilter("ignore")
                 reason = spot.broken(original, module)
+            if reason:
+                # Made for trial: a mend that cannot be made here is found out before anything is changed.
+                spot.mend(original, module)
         except Exception as error:
             return incompatible(f"the probe of {spot.path} stopped: {type(error).__name__}: {error}")
         return needed(reason) if reason else not_needed(self.fine)

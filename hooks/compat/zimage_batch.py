@@ -42,9 +42,13 @@ def _kept(hook, table, batch):
     return hook.packed_freqs_cis_cache[entry][1]
 
 
+def _not_fused(module):
+    fused = "fused_qkv_norm_rotary" in vars(module)
+    return None if fused else "positions are not fused into the kernel in this release"
+
+
 REPAIR = Repair(
-    Spot("RopeFuseAttentionHook.pre_forward", _for_one_image, _for_the_batch,
-         absent="positions are not fused into the kernel in this release"),
+    Spot("RopeFuseAttentionHook.pre_forward", _for_one_image, _for_the_batch, absent=_not_fused),
     fine="the rotary table covers the whole batch",
 )
 examine, patches = REPAIR.examine, REPAIR.patches

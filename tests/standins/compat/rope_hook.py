@@ -24,6 +24,10 @@ def pad_tensor(table, multiple):
     return torch.cat([table, table.new_zeros(table.shape[0], short, *table.shape[2:])], dim=1)
 
 
+def fused_qkv_norm_rotary(x, qkv, q_norm_weight, k_norm_weight, freqs_cis):
+    raise NotImplementedError
+
+
 class RopeFuseAttentionHook:
     def __init__(self):
         self.packed_freqs_cis_cache = {}

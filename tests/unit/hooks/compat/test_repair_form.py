@@ -44,6 +44,10 @@ def _broken(original, module):
     return "broken"
 
 
+def _same(original, module):
+    return original
+
+
 def _stops(original, module):
     raise LookupError("no such thing")
 
@@ -59,7 +63,7 @@ def _stops(original, module):
     ("class C(dict): pass", "C.update", "C.update is a method_descriptor"),
 ])
 def test_a_function_that_is_gone_or_not_written_in_python_is_incompatible_and_named(source, path, says):
-    found = Repair(Spot(path, _broken, None), fine="").examine(_module(source))
+    found = Repair(Spot(path, _broken, _same), fine="").examine(_module(source))
     assert found.verdict == "incompatible"
     assert says in found.reason
 
@@ -70,8 +74,13 @@ def test_a_probe_that_stops_is_incompatible_and_says_how():
     assert "LookupError: no such thing" in found.reason
 
 
+def test_a_mend_that_cannot_be_made_is_incompatible_before_anything_is_changed():
+    found = Repair(Spot("f", _broken, _stops), fine="").examine(_module("def f(): pass"))
+    assert found.verdict == "incompatible" and "LookupError" in found.reason
+
+
 def test_one_spot_that_is_not_understood_outweighs_one_that_is_broken():
-    repair = Repair(Spot("f", _broken, None), Spot("g", _broken, None), fine="")
+    repair = Repair(Spot("f", _broken, _same), Spot("g", _broken, _same), fine="")
     assert repair.examine(_module("def f(): pass")).verdict == "incompatible"
 
 
@@ -88,7 +97,7 @@ def test_a_lazy_module_s_names_are_not_woken_by_looking():
         def __getattr__(self, name):
             raise AssertionError(f"{name} was asked for")
 
-    assert Repair(Spot("f", _broken, None), fine="").examine(Lazy("target")).verdict == "incompatible"
+    assert Repair(Spot("f", _broken, _same), fine="").examine(Lazy("target")).verdict == "incompatible"
 
 
 @pytest.mark.parametrize("source, answer", [

@@ -82,5 +82,11 @@ def test_a_pack_that_repeats_the_table_itself_is_left_alone(standin, mend):
 
 
 def test_a_release_that_does_not_fuse_positions_is_left_alone(standin, mend):
-    older = standin("compat/rope_hook.py", "pack.models.zimage", ("class RopeFuseAttentionHook", "class Other"))
+    older = standin("compat/rope_hook.py", "pack.models.zimage", ("class RopeFuseAttentionHook", "class Other"),
+                    ("def fused_qkv_norm_rotary", "def other"))
     assert mend("zimage_batch", older).verdict == "not-needed"
+
+
+def test_a_class_that_only_has_another_name_is_not_taken_for_such_a_release(standin, mend):
+    renamed = standin("compat/rope_hook.py", "pack.models.zimage", ("class RopeFuseAttentionHook", "class Other"))
+    assert mend("zimage_batch", renamed).verdict == "incompatible"
