@@ -74,7 +74,7 @@ HOOKS: tuple[Hook, ...] = (
             Target(
                 "*.models.zimage",
                 "qpatch.hooks.zimage_fuse",
-                ("fuse_to_svdquant_linear", "ComfyNunchakuZImageAttention", "add_comfy_cast_weights_attr"),
+                ("fuse_to_svdquant_linear", "ComfyNunchakuZImageAttention"),
             ),
         ),
         distributions=("comfyui_nunchaku", "nunchaku"),

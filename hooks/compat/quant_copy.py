@@ -14,7 +14,6 @@ def deepcopy_of(self, memo):
     copied = self.detach().clone()
     if isinstance(self, torch.nn.Parameter):
         copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
-    memo[id(self)] = copied
     return copied
 
 

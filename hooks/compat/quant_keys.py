@@ -44,10 +44,7 @@ def _show_what_exists(original, module):
         try:
             return original(self, filter_prefix)
         except AttributeError:
-            whole = self.model_state_dict()
-            there = {key: value for key, value in whole.items() if exists(self.model, key)}
-            if len(there) == len(whole):
-                raise
+            there = {key: value for key, value in self.model_state_dict().items() if exists(self.model, key)}
         self.model_state_dict = lambda filter_prefix=None: there
         try:
             return original(self, filter_prefix)

@@ -1,5 +1,7 @@
 """``zimage_batch``: each image of a batch gets its own positions."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -51,7 +53,9 @@ def test_one_image_goes_through_as_it_was(rope, mend):
     hook, table = rope.RopeFuseAttentionHook(), _table(20)
     before = _packed(hook, 1, 20, table)
     mend("zimage_batch", rope)
-    assert torch.equal(_packed(rope.RopeFuseAttentionHook(), 1, 20, table), before)
+    mended = rope.RopeFuseAttentionHook()
+    assert torch.equal(_packed(mended, 1, 20, table), before)
+    assert list(mended.packed_freqs_cis_cache) == list(hook.packed_freqs_cis_cache)
 
 
 def test_the_layers_of_one_forward_share_one_packed_table(rope, mend):
@@ -68,6 +72,17 @@ def test_tables_of_two_parts_of_the_model_are_kept_apart(rope, mend):
     _packed(hook, 2, 20, first)
     assert torch.equal(_packed(hook, 2, 20, second)[20:40], _rows(second))
     assert torch.equal(_packed(hook, 2, 20, first)[20:40], _rows(first))
+
+
+def test_a_table_lives_as_long_as_its_entry_because_its_identity_is_the_key(rope, mend):
+    mend("zimage_batch", rope)
+    hook, table = rope.RopeFuseAttentionHook(), _table(20)
+    _packed(hook, 2, 20, table)
+    alive = weakref.ref(table)
+    del table
+    assert alive() is not None
+    hook.packed_freqs_cis_cache.clear()
+    assert alive() is None
 
 
 def test_attention_without_positions_is_left_alone(rope, mend):
