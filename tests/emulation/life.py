@@ -172,6 +172,18 @@ class LifeCases(Restoring):
         assert torch.equal(pair.run(patcher), output)
 
     @pytest.mark.parametrize("family", FAMILIES)
+    def test_patchers_that_a_node_patches_by_hand_one_after_the_other_each_get_their_own_list(self, pairs, family):
+        pair, first, second = pairs(family), example(family, seed=1), example(family, seed=2)
+        one, other = load(pair.quantized, first, 0.02), load(pair.quantized, second, 0.02)
+        none = load(pair.quantized, example("qwen-image" if family == "z-image" else "z-image"), 0.02)
+        wanted = {one: pair.run(one), other: pair.run(other), none: pair.base}
+        for patcher in (one, other, none, other):
+            patcher.patch_model(torch.device("cpu"))
+            assert torch.equal(world.evaluate(patcher, pair.inputs), wanted[patcher])
+        for patcher in (one, other, none):
+            patcher.unpatch_model(torch.device("cpu"))
+
+    @pytest.mark.parametrize("family", FAMILIES)
     def test_a_random_walk_over_clones_runs_and_unloads_never_loses_track(self, pairs, family):
         from hypothesis import HealthCheck, settings
         from hypothesis.stateful import run_state_machine_as_test

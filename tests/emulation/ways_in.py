@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from qpatch import lora
 from qpatch.lora import progress
 
 from . import effect, world
@@ -57,6 +58,7 @@ class WaysInCases(Restoring):
             patcher.cleanup()
             patcher.restore_hook_patches()
             assert torch.equal(pair.run(patcher), pair.base)
+            assert not lora.composed(pair.model)
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_nodes_that_parse_a_lora_and_add_it_layer_by_layer_are_heard(self, pairs, family):
