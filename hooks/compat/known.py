@@ -50,7 +50,9 @@ def _compat(*things: str) -> tuple[str, ...]:
 ANY = (None, None)
 BREAKS: tuple[Known, ...] = (
     Known("Z-Image: 'NoneType' object has no attribute 'dtype' while the model is built",
-          {COMFYUI: ("0.15.0", None), PACK: ("1.1.0", None)}, ("lazy-linear", "zimage-fuse"), "with dynamic VRAM on"),
+          {COMFYUI: ("0.15.0", None), PACK: ("1.2.0", None)}, ("lazy-linear", "zimage-fuse"), "with dynamic VRAM on"),
+    Known("Z-Image: 'NoneType' object has no attribute 'dtype', in fuse_to_svdquant_linear", {COMFYUI: ("0.15.0", None), PACK: ("1.1.0", "1.1.0")},
+          when="with dynamic VRAM on", remedy="update ComfyUI-nunchaku to 1.2.1"),
     Known("Z-Image, Qwen-Image: 'mat1 and mat2 must have the same dtype' with a float32 or float16 file",
           {COMFYUI: ("0.15.0", None), PACK: ANY}, _compat("plain-dtype"), "with dynamic VRAM on"),
     Known("Z-Image: 'ComfyNunchakuZImageAttention' object has no attribute 'qk_norm'",
