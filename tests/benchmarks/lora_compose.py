@@ -62,6 +62,9 @@ def build(description) -> nn.Module:
             block = nn.Module()
             for path, (inp, out, _) in layers.items():
                 _put(block, path, Quantized(inp, out))
+            if description is Z_IMAGE:
+                # What tells Z-Image from Lumina 2, whose blocks have the other names too.
+                _put(block, "adaLN_modulation.0", nn.Linear(256, 15360, device="meta", dtype=DTYPE))
             blocks.append(block)
         root.add_module(name, blocks)
     return root
