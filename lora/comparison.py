@@ -41,7 +41,7 @@ class LayerDifference:
 
     @property
     def relative(self) -> float | None:
-        """Norm of the difference over the larger of the two norms: 0 the same, 1 unrelated or one missing, 2 opposite."""
+        """Norm of the difference over the larger norm: 0 the same, 1 where one is missing, 2 opposite."""
         if self.difference is None:
             return None
         largest = max(self.first, self.second)
@@ -83,9 +83,9 @@ class Comparison:
 def together(layers: Sequence[LayerDifference]) -> LayerDifference:
     """Layers taken as one long vector; those that could not be compared are left out."""
     known = [layer for layer in layers if layer.difference is not None]
-    return _difference(
-        Target(f"{len(known)} layers"), sum(layer.first**2 for layer in known), sum(layer.second**2 for layer in known),
-        sum((layer.cosine or 0.0) * layer.first * layer.second for layer in known), sum(layer.difference**2 for layer in known))
+    one, two, apart = (sum(getattr(layer, name) ** 2 for layer in known) for name in ("first", "second", "difference"))
+    both = sum((layer.cosine or 0.0) * layer.first * layer.second for layer in known)
+    return _difference(Target(f"{len(known)} layers"), one, two, both, apart)
 
 
 def compare(first: Side, second: Side, progress: Progress | None = None) -> Comparison:

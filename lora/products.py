@@ -30,7 +30,8 @@ def part_of_terms(terms: Sequence[Term]) -> Part:
 
 def part_of(factor: float, change: torch.Tensor | Structured) -> Part:
     """A structured change, as a pair of factors where that is small enough to pay, or a dense one."""
-    if isinstance(change, Structured) and not isinstance(change, Kronecker) and 4 * change.exact_rank <= min(change.shape):
+    structured = isinstance(change, Structured) and not isinstance(change, Kronecker)
+    if structured and 4 * change.exact_rank <= min(change.shape):
         scale, pair = part_of_terms(change.terms())
         return factor * scale, pair
     return factor, change

@@ -16,7 +16,7 @@ class WouldOverwrite(FileExistsError):
 
 
 def check(out: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), force: bool = False) -> Path:
-    """The real path of ``out``, links followed; raises :class:`WouldOverwrite` or ``OSError`` where it cannot be written to.
+    """The real path of ``out``, links followed; raises :class:`WouldOverwrite` or another ``OSError``.
 
     An input is never written over, ``force`` or not, also where ``out`` is another name or link of it.
     """

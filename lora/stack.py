@@ -36,7 +36,8 @@ class RowBlock(Structured):
         return self.whole.exact_rank
 
     def terms(self):
-        return tuple(Term(term.up[self.start:self.stop], term.down, term.scale * self.scale) for term in self.whole.terms())
+        return tuple(Term(term.up[self.start:self.stop], term.down, term.scale * self.scale)
+                     for term in self.whole.terms())
 
     def rows(self, start, stop):
         return self.scale * self.whole.rows(self.start + start, self.start + stop)
@@ -88,8 +89,8 @@ def one_family(files: Sequence[LoraFile]) -> Family:
         families.setdefault(file.family.name, file)
     if len(families) > 1:
         first, second = list(families.values())[:2]
-        raise UnknownFamily(f"the files are for different models: {first.name} is for {first.family.title}", file=second.name,
-                            found=second.family.title)
+        raise UnknownFamily(f"the files are for different models: {first.name} is for {first.family.title}",
+                            file=second.name, found=second.family.title)
     return files[0].family
 
 

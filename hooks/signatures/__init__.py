@@ -1,7 +1,8 @@
-"""What known failures look like in a log of ComfyUI, beside the hooks that mend them. Data only: nothing here imports torch.
+"""What known failures look like in a log of ComfyUI, beside the hooks that mend them.
 
-A failure is recognised by its message, and where one message has several causes by the frames of its
-traceback too. A hook without a signature mends something that leaves no message (``SILENT`` says so).
+Data only: nothing here imports torch. A failure is recognised by its message, and where one message has
+several causes by the frames of its traceback too. A hook without a signature mends something that leaves
+no message (``SILENT`` says so).
 """
 
 from .compat import COMPAT

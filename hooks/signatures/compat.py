@@ -9,27 +9,29 @@ COMPAT = (
         hooks=("comfy-compat-rotary",), remedy="or update ComfyUI: the function has come back",
     ),
     Signature(
-        "patcher-calls", r"(?:ZImageModelPatcher|NunchakuModelPatcher)\.(\w+)\(\) got an unexpected keyword argument '(\w+)'",
+        "patcher-calls",
+        r"(?:ZImageModelPatcher|NunchakuModelPatcher)\.(\w+)\(\) got an unexpected keyword argument '(\w+)'",
         "ComfyUI calls {0} of ComfyUI-nunchaku's patcher with {1}, which the pack does not know (torch.compile, LoRA"
         " extraction and saving do that).",
         hooks=("comfy-compat-patcher-calls",),
     ),
     Signature(
         "qwen-calls", r"_?forward\(\) got (?:an unexpected keyword argument|multiple values for argument) '(\w+)'",
-        "Nunchaku Qwen-Image was called with {0}, which it does not know or got twice: the order of arguments changed between"
-        " releases.",
+        "Nunchaku Qwen-Image was called with {0}, which it does not know or got twice: the order of arguments changed"
+        " between releases.",
         frames=r"(?i)qwen_?image", hooks=("comfy-compat-qwen-calls",),
     ),
     Signature(
-        "qwen-calls-named", r"NunchakuQwenImage\w+\.\w+\(\) got (?:an unexpected keyword argument|multiple values for argument) '(\w+)'",
-        "Nunchaku Qwen-Image was called with {0}, which it does not know or got twice: the order of arguments changed between"
-        " releases.",
+        "qwen-calls-named",
+        r"NunchakuQwenImage\w+\.\w+\(\) got (?:an unexpected keyword argument|multiple values for argument) '(\w+)'",
+        "Nunchaku Qwen-Image was called with {0}, which it does not know or got twice: the order of arguments changed"
+        " between releases.",
         hooks=("comfy-compat-qwen-calls",),
     ),
     Signature(
         "config-copy", r"'NoneType' object is not callable",
-        "A node copies a model with copy.deepcopy, and the model's configuration answers None for every name it lacks, also"
-        " for those that deepcopy asks for.",
+        "A node copies a model with copy.deepcopy, and the model's configuration answers None for every name it"
+        " lacks, also for those that deepcopy asks for.",
         frames=r"in (?:deepcopy|_reconstruct|_deepcopy_dict)\b", hooks=("comfy-compat-config-copy",),
     ),
     Signature(
@@ -49,7 +51,8 @@ COMPAT = (
     ),
     Signature(
         "quant-keys", r"object has no attribute '(weight_scale(?:_2)?|comfy_quant|input_scale)'",
-        "Merging, LoRA hooks or LoRA extraction of a quantized model look for {0} on a layer, where it is no attribute.",
+        "Merging, LoRA hooks or LoRA extraction of a quantized model look for {0} on a layer, where it is no"
+        " attribute.",
         frames=r"get_key_patches|get_attr|model_patcher", hooks=("comfy-compat-quant-keys",),
     ),
 )

@@ -11,8 +11,8 @@ ENVIRONMENT = (
     ),
     Signature(
         "nunchaku-of-pypi", r"No module named 'nunchaku\.\w+|cannot import name '\w+' from 'nunchaku(?:\.\w+)*'",
-        "The installed nunchaku lacks what ComfyUI-nunchaku imports: it is the unrelated project of that name on PyPI, or an"
-        " older wheel.",
+        "The installed nunchaku lacks what ComfyUI-nunchaku imports: it is the unrelated project of that name on"
+        " PyPI, or an older wheel.",
         remedy="qpatch doctor tells which; pip uninstall nunchaku, then " + _WHEEL,
     ),
     Signature(
@@ -21,8 +21,11 @@ ENVIRONMENT = (
         remedy="qpatch doctor tells what it was built for; " + _WHEEL,
     ),
     Signature(
-        "diffusers-old", r"No module named 'diffusers\.models\.transformers\.transformer_z_image'|cannot import name '\w*ZImage\w*' from 'diffusers",
-        "nunchaku imports classes of Z-Image that the installed diffusers does not have.", remedy='pip install -U "diffusers>=0.36"',
+        "diffusers-old",
+        r"No module named 'diffusers\.models\.transformers\.transformer_z_image'"
+        r"|cannot import name '\w*ZImage\w*' from 'diffusers",
+        "nunchaku imports classes of Z-Image that the installed diffusers does not have.",
+        remedy='pip install -U "diffusers>=0.36"',
     ),
     Signature(
         "nunchaku-old", r"ComfyUI-nunchaku (\S+) requires nunchaku >= (\S+?), but found nunchaku (\S+?)\.? Please",
@@ -30,8 +33,8 @@ ENVIRONMENT = (
     ),
     Signature(
         "node-missing", r"Nodes? `(\w+)`.* import failed",
-        "The node {0} of ComfyUI-nunchaku is missing, because its file could not be imported; the traceback behind this line"
-        " has the cause.",
+        "The node {0} of ComfyUI-nunchaku is missing, because its file could not be imported; the traceback behind"
+        " this line has the cause.",
         remedy="mend that cause",
     ),
     Signature(

@@ -5,21 +5,22 @@ from .signature import Signature
 QUANTIZED = (
     Signature(
         "convrot-recognised", r"'NoneType' object has no attribute 'quant_config'",
-        "ComfyUI took a model with NVFP4 layers for another architecture, because their stored shapes are half as wide.",
+        "ComfyUI took a model with NVFP4 layers for another architecture, because their stored shapes are half as"
+        " wide.",
         hooks=("convrot",),
     ),
     Signature(
         "nvfp4-without-configuration", r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x(\d+)\)",
-        "A layer expects {1} inputs and gets {0}, twice as many: an NVFP4 file (two numbers a byte) was loaded as plain weights,"
-        " because its configuration is missing or has other names.",
-        remedy="use the original file of the model, with its comfy_quant tensors or its metadata; re-saving can lose them",
-        holds=lambda found: int(found.group(1)) == 2 * int(found.group(2)) or int(found.group(1)) == 2 * int(found.group(3)),
+        "A layer expects {1} inputs and gets {0}, twice as many: an NVFP4 file (two numbers a byte) was loaded as"
+        " plain weights, because its configuration is missing or has other names.",
+        remedy="use the original file of the model, with its comfy_quant tensors or metadata; re-saving can lose them",
+        holds=lambda found: int(found.group(1)) in (2 * int(found.group(2)), 2 * int(found.group(3))),
     ),
     Signature(
         "hswq-purge", r"nvfp4_baked=0\b|NVFP4_LORA_BAKE_N/A",
-        "ComfyUI-HSWQ-Loader-and-Tools added a LoRA to NVFP4 layers without undoing their rotation: its purge had taken its own"
-        " patches off, and a cached model does not put them back. The pictures are noise.",
-        remedy="load the model with ComfyUI's own loader, which qpatch (hook convrot) mends, or update that pack to 3.4.5",
+        "ComfyUI-HSWQ-Loader-and-Tools added a LoRA to NVFP4 layers without undoing their rotation: its purge had"
+        " taken its own patches off, and a cached model does not put them back. The pictures are noise.",
+        remedy="load the model with ComfyUI's own loader, which hook convrot of qpatch mends, or update that pack",
     ),
     Signature(
         "integer-parameters", r"Only Tensors of floating point and complex dtype can require gradients",

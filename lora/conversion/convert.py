@@ -52,7 +52,8 @@ def convert(file: LoraFile, format: Format, *, max_rank: int | None = None, dtyp
 
 
 def _left_out(file: LoraFile) -> list[tuple[str, str]]:
-    return [(key, reason) for key, reason in [*file.skipped, *file.unknown] if reason != TEXT_ENCODER and key not in FLAGS]
+    entries = [*file.skipped, *file.unknown]
+    return [(key, reason) for key, reason in entries if reason != TEXT_ENCODER and key not in FLAGS]
 
 
 def _pieces(entry: Entry, adapter, file: LoraFile, format: Format) -> list[Entry]:

@@ -61,15 +61,19 @@ def entry_of(adapter: Adapter, format: Format, max_rank: int | None = None) -> E
         raise refusal(adapter, f"the {format.name} format has no place for the change of a bias")
     delta = adapter.delta()
     if delta.rebase is not None or delta.replace is not None:
-        raise refusal(adapter, f"{kind_of(adapter)} depends on the base weight; the {format.name} format holds low-rank factors only")
+        raise refusal(adapter, _needs_base(kind_of(adapter), format))
     if len(adapter.shape) == 1:
         raise refusal(adapter, f"the {format.name} format has no place for the change of a norm")
     entry = approximated(adapter.target, delta.terms if delta.dense is None else delta.dense, max_rank)
     if entry is None:
-        raise refusal(adapter, f"{kind_of(adapter)} without a small exact rank cannot be held by the {format.name} format;"
-                               " --rank N writes its best approximation of rank N")
+        raise refusal(adapter, f"{kind_of(adapter)} without a small exact rank cannot be held by the {format.name}"
+                               " format; --rank N writes its best approximation of rank N")
     _add_bias(entry, delta.bias)
     return entry
+
+
+def _needs_base(kind: str, format: Format) -> str:
+    return f"{kind} depends on the base weight; the {format.name} format holds low-rank factors only"
 
 
 def refusal(adapter: Adapter, reason: str) -> UnsupportedAdapter:
@@ -91,7 +95,7 @@ def _kept(adapter: Adapter, format: Format) -> Entry:
         return _with_extras(Entry(adapter.target, adapter.kind, tensors, adapter.scale), adapter, format)
     rules = layer.rules
     if Role.scale in adapter.keys or rules.rslora or rules.config is not None:
-        raise refusal(adapter, f"the scale of this {adapter.kind} does not come from an alpha of its own, which is all a file can say")
+        raise refusal(adapter, f"the scale of this {adapter.kind} is not from its own alpha, and a file says no other")
     return Entry(adapter.target, adapter.kind, tensors, alpha=adapter.alpha)
 
 
@@ -110,7 +114,7 @@ def _with_extras(entry: Entry, adapter: Adapter, format: Format) -> Entry:
 
 def _fit_magnitude(tensors, adapter: Adapter, format: Format) -> None:
     if format.fuses:
-        raise refusal(adapter, f"DoRA depends on the base weight; the {format.name} format holds low-rank factors only")
+        raise refusal(adapter, _needs_base("DoRA", format))
     magnitude, by_row = tensors[Role.dora], magnitude_axis(adapter.layer, adapter.shape) == 1
     if format.diffusers and not by_row:
         raise refusal(adapter, "this DoRA scales columns; the diffusers format has a magnitude for rows only")
@@ -119,16 +123,15 @@ def _fit_magnitude(tensors, adapter: Adapter, format: Format) -> None:
 
 
 def approximated(target: Target, change, max_rank: int | None) -> Entry | None:
-    """An entry of factors for a change: exact if it has a small rank, else the best of ``max_rank``; None without that."""
+    """An entry of factors for a change: exact if its rank is small, else the best of ``max_rank``; None without one."""
     if isinstance(change, tuple) and (max_rank is None or sum(term.rank for term in change) <= max_rank):
         return _pair(target, change)
     if max_rank is None:
         return None
     terms, _ = lowrank.truncate(change, max_rank)
-    like = change[0].up.dtype if isinstance(change, tuple) else change.dtype if isinstance(change, torch.Tensor) else None
-    entry = _pair(target, terms)
-    if like is not None:
-        entry.tensors = {role: tensor.to(like) for role, tensor in entry.tensors.items()}
+    entry, like = _pair(target, terms), change[0].up if isinstance(change, tuple) else change
+    if isinstance(like, torch.Tensor):
+        entry.tensors = {role: tensor.to(like.dtype) for role, tensor in entry.tensors.items()}
     measure_error(entry, change)
     return entry
 
@@ -153,7 +156,8 @@ def _joined(tensors, dim: int) -> torch.Tensor:
 def _rounding(up: torch.Tensor, down: torch.Tensor, entry: Entry) -> float:
     """Norm of ``up @ down`` minus what the entry has, U D - U' D' = (U - U') D + U' (D - D'), which cancels nothing."""
     given_up, given_down = entry.tensors[Role.up], entry.tensors[Role.down]
-    lost = part_of_terms([Term(up.double() - given_up.double(), down), Term(given_up, down.double() - given_down.double())])
+    lost = part_of_terms([Term(up.double() - given_up.double(), down),
+                          Term(given_up, down.double() - given_down.double())])
     return abs(entry.scale) * math.sqrt(max(inner([lost], [lost]), 0.0))
 
 
@@ -183,7 +187,7 @@ def cast(entry: Entry, dtype: torch.dtype) -> None:
     rounded = {role: tensor.to(dtype) for role, tensor in before.items()}
     for role, tensor in rounded.items():
         if not torch.isfinite(tensor).all():
-            raise UnsupportedAdapter(f"{role} of {entry.target} holds numbers that {dtype} does not: use another precision")
+            raise UnsupportedAdapter(f"{role} of {entry.target} is too large for {dtype}: use another precision")
     if all(torch.equal(rounded[role].double(), tensor.double()) for role, tensor in before.items()):
         entry.tensors |= rounded
         return
@@ -219,7 +223,9 @@ def _parts(entry: Entry):
     delta = adapters.build(entry.target, entry.tensors, alpha=entry.alpha).delta()
     if delta.rebase is not None or delta.replace is not None:
         return None
-    return [part_of(1.0, delta.dense)] if delta.dense is not None else [part_of_terms(delta.terms)] if delta.terms else []
+    if delta.dense is not None:
+        return [part_of(1.0, delta.dense)]
+    return [part_of_terms(delta.terms)] if delta.terms else []
 
 
 def _add_bias(entry: Entry, bias: torch.Tensor | None) -> None:

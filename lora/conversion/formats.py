@@ -92,13 +92,14 @@ _PEFT = {Role.down: "lora_A.weight", Role.up: "lora_B.weight"}
 _KOHYA = {Role.down: "lora_down.weight", Role.up: "lora_up.weight"}
 
 FORMATS: dict[str, Format] = {format.name: format for format in (
-    Format("comfyui", "diffusion_model.", "ComfyUI and qpatch; ai-toolkit's spelling", _PEFT, keeps_fused=_COMFYUI_FUSED,
-           separates=True),
+    Format("comfyui", "diffusion_model.", "ComfyUI, diffusers and qpatch (ai-toolkit's spelling)", _PEFT,
+           keeps_fused=_COMFYUI_FUSED, separates=True),
     Format("diffusers", "transformer.", "diffusers, PEFT and ComfyUI", 
            {**_PEFT, Role.up_bias: "lora_B.bias", Role.dora: "lora_magnitude_vector.weight"},
            diffusers=True, carries=frozenset({"lora"})),
     Format("kohya", "lora_unet_", "kohya's tools, musubi-tuner, diffusers and qpatch", _KOHYA, flat=True,
            native=True, keeps_fused=_COMFYUI_FUSED, alpha=True),
-    Format("nunchaku", "diffusion_model.", "qpatch: q, k and v fused, w3 before w1, modulations in Nunchaku's row order",
-           _PEFT, native=True, fuses=True, carries=frozenset({"lora", "bias"})),
+    Format("nunchaku", "diffusion_model.",
+           "qpatch: q, k and v fused, w3 before w1, modulations in Nunchaku's row order", _PEFT, native=True,
+           fuses=True, carries=frozenset({"lora", "bias"})),
 )}

@@ -26,10 +26,11 @@ def merge(files: Sequence[tuple[LoraFile, float]], format: Format, *, max_rank: 
     """One file that changes what the ``files``, each at its strength, change together.
 
     Ranks of a layer add up; unequal scales are multiplied into ``up``, in float32 where the dtype cannot hold the
-    product. Options as for :func:`convert`. Raises :class:`LoraError`; adapters that depend on the base weight cannot be merged.
+    product. Options as for :func:`convert`. Raises :class:`LoraError`, also where a change depends on the base weight.
     """
     family = one_family([file for file, _ in files])
-    apart = {target.module for file, _ in files for target in file.layers if not format.keeps(family.module(target.module).name)}
+    modules = {target.module for file, _ in files for target in file.layers}
+    apart = {module for module in modules if not format.keeps(family.module(module).name)}
     result = Result(family, format, left_out=[entry for file, _ in files for entry in _left_out(file)])
     merged = layers([(file, strength) for file, strength in files if strength], apart)
     entries: list[Entry] = []
@@ -63,7 +64,7 @@ def _entry(target: Target, layer: Layer, format: Format, max_rank: int | None) -
     if layer.bias is not None:
         entry.tensors[Role.diff_b] = layer.bias.float()
     if not format.holds(entry.kind) or format.diffusers and Role.diff_b in entry.tensors:
-        raise _refusal(adapter, f"the {format.name} format has no place for the change of a bias, a norm or a whole weight")
+        raise _refusal(adapter, f"the {format.name} format has no place for changes of biases, norms or whole weights")
     return entry
 
 
@@ -86,5 +87,5 @@ def _text_encoders(result: Result, files) -> None:
         result.keep_text_encoders(holding[0][0])
         return
     for file, _ in holding:
-        result.left_out.append((file.text_encoder_keys[0], f"{len(file.text_encoder_keys)} text encoder keys of {file.name} are"
-                                                           " not merged"))
+        keys = file.text_encoder_keys
+        result.left_out.append((keys[0], f"{len(keys)} text encoder keys of {file.name} are not merged"))

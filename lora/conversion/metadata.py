@@ -23,7 +23,8 @@ def provenance(sources: Sequence[tuple[LoraFile, float]], step: Mapping, format:
             if key not in STALE and not key.startswith(OURS):
                 said.setdefault(key, value)
         history += _history(file.metadata)
-    history.append({**step, "sources": [{"name": file.name, "strength": strength} for file, strength in sources], "by": made_by})
+    named = [{"name": file.name, "strength": strength} for file, strength in sources]
+    history.append({**step, "sources": named, "by": made_by})
     return {**said, f"{OURS}format": format, f"{OURS}made_by": made_by, f"{OURS}history": json.dumps(history)}
 
 

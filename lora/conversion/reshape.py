@@ -80,7 +80,7 @@ def _says_something(entry: Entry) -> bool:
 
 
 def fuse(entries: Sequence[Entry], family: Family, format: Format) -> list[Entry]:
-    """Entries of parts as one entry of their fused module; other ones as they are, interleaved where the format has it so.
+    """Entries of parts as one of their fused module; others as they are, or interleaved where the format has it so.
 
     ``down`` is that of all parts, one after the other, and ``up`` has a block for each; if all have the very same
     ``down`` it is kept once. Parts that are missing are rows of zeros.
@@ -121,7 +121,8 @@ def _fused(target: Target, family: Family, given: dict[str, Entry]) -> Entry:
 def _check_heights(target: Target, entries: Sequence[Entry]) -> None:
     sizes = {(entry.tensors[Role.up].shape[0], entry.tensors[Role.down].shape[1]) for entry in entries}
     if len(sizes) > 1:
-        raise ShapeError(f"the parts of {target} have different sizes", found=", ".join(str(list(size)) for size in sorted(sizes)))
+        found = ", ".join(str(list(size)) for size in sorted(sizes))
+        raise ShapeError(f"the parts of {target} have different sizes", found=found)
 
 
 def _blocks(order, factors):
@@ -149,7 +150,8 @@ def _common(tensors) -> torch.dtype:
 
 def _bias(order: Sequence[Entry | None]) -> torch.Tensor | None:
     """The changes of the parts' biases one after the other, zeros where a part has none."""
-    given = [None if entry is None else entry.tensors.get(Role.diff_b, entry.tensors.get(Role.b_norm)) for entry in order]
+    tensors = [{} if entry is None else entry.tensors for entry in order]
+    given = [roles.get(Role.diff_b, roles.get(Role.b_norm)) for roles in tensors]
     present = [bias for bias in given if bias is not None]
     if not present:
         return None

@@ -52,8 +52,9 @@ class Result:
         alpha = entry.scale * entry.rank if entry.kind == "lora" else entry.alpha
         if alpha is not None and (format.alpha or entry.kind != "lora" or entry.scale != 1):
             single = torch.tensor(alpha, dtype=torch.float32)
+            exact = single.item() == alpha or not math.isfinite(alpha)
             self._put(format.key(self.family, entry.target, Role.alpha),
-                      single if single.item() == alpha or not math.isfinite(alpha) else torch.tensor(alpha, dtype=torch.float64))
+                      single if exact else torch.tensor(alpha, dtype=torch.float64))
         self.layers += 1
 
     def _put(self, key: str, tensor: torch.Tensor) -> None:

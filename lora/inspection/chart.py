@@ -57,7 +57,7 @@ class Row:
 
 @dataclass
 class Chart:
-    """``groups``: (block list, its length), left to right. ``singles``: modules outside of blocks, those of the file."""
+    """``groups``: (block list, its length), left to right. ``singles``: the file's modules outside of blocks."""
 
     name: str
     family: str
@@ -83,16 +83,16 @@ def chart(survey: Survey) -> Chart:
     changed = {component for component, _, _ in found}
 
     def cell(component, block, index):
+        if block is not None and block not in component.depths:
+            return None
         facts, number = found.get((component, block, index), (None, 0))
         return _cell(component.label, block or "", index, facts, number, top)
 
-    rows = [
-        Row(component, [cell(component, block, index) if block in component.depths else None for block, index in layout.columns])
-        for component in layout.components if not component.norm or component in changed
-    ]
-    result = Chart(survey.name, survey.family.title, [(block.name, block.depth) for block in survey.family.blocks], rows,
-                   [cell(component, None, 0) for component in layout.singles if component in changed],
-                   measured=survey.measured)
+    result = Chart(
+        survey.name, survey.family.title, [(block.name, block.depth) for block in survey.family.blocks],
+        [Row(component, [cell(component, *column) for column in layout.columns])
+         for component in layout.components if not component.norm or component in changed],
+        [cell(component, None, 0) for component in layout.singles if component in changed], measured=survey.measured)
     result.strongest = max((c for c in result.cells if c.rms is not None), key=lambda c: c.rms, default=None)
     return result
 

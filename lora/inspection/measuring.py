@@ -127,7 +127,7 @@ def _of_matrix(adapter: Adapter, reader: Reader, parts: int) -> list[float]:
     for part in range(parts):
         energy = 0.0
         for block in _row_blocks(reader, key, part * rows // parts, (part + 1) * rows // parts):
-            energy += torch.linalg.vector_norm(block, dtype=torch.float64).item() ** 2
+            energy += _energy(block)
         if not math.isfinite(energy):
             raise _blame(adapter, [role])
         found.append(math.sqrt(energy))
@@ -140,9 +140,12 @@ def _by_rows(change, rows: int, parts: int) -> list[float]:
     if isinstance(change, tuple):
         up, down = lowrank.stack(change)
         inner = (down @ down.T).double()
-        return [math.sqrt(max(((up[start:start + height].T @ up[start:start + height]).double() * inner).sum().item(), 0.0))
+        return [math.sqrt(max((_square(up[start:start + height]) * inner).sum().item(), 0.0))
                 for start in range(0, rows, height)]
-    return [math.sqrt(sum(torch.linalg.vector_norm(change.rows(first, min(first + lowrank.BLOCK, start + height)),
-                                                   dtype=torch.float64).item() ** 2
+    return [math.sqrt(sum(_energy(change.rows(first, min(first + lowrank.BLOCK, start + height)))
                           for first in range(start, start + height, lowrank.BLOCK)))
             for start in range(0, rows, height)]
+
+
+def _energy(block: torch.Tensor) -> float:
+    return torch.linalg.vector_norm(block, dtype=torch.float64).item() ** 2

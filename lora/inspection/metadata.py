@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: Where trigger words are written as plain text, by trainers and by sites that re-save files.
-TRIGGER_KEYS = ("modelspec.trigger_phrase", "modelspec.trigger_phrases", "trigger_phrase", "trigger_words", "trigger_word",
-                "ss_trigger_words", "ss_activation_text", "activation text", "instance_prompt")
+TRIGGER_KEYS = ("modelspec.trigger_phrase", "modelspec.trigger_phrases", "trigger_phrase", "trigger_words",
+                "trigger_word", "ss_trigger_words", "ss_activation_text", "activation text", "instance_prompt")
 
 #: Fact -> the metadata keys that may hold it, the first that is there counts.
 FACTS = {
@@ -25,12 +25,14 @@ FACTS = {
     "note": ("modelspec.usage_hint", "modelspec.description", "ss_training_comment"),
 }
 
+#: Tags of the training captions that are shown, the most frequent first.
+TAGS_SHOWN = 12
 _LONGEST = 300
 
 
 @dataclass(frozen=True)
 class About:
-    """``facts``: name -> text. ``triggers``: as written. ``tags``: (tag of the captions, how often), most frequent first."""
+    """``facts``: name -> text. ``triggers``: as written. ``tags``: (tag of the captions, how often)."""
 
     facts: dict[str, str]
     triggers: list[str]
@@ -55,7 +57,8 @@ def tags(metadata: Mapping[str, str]) -> list[tuple[str, int]]:
     table = parsed(metadata.get("ss_tag_frequency"))
     for folder in table.values() if isinstance(table, dict) else ():
         if isinstance(folder, dict):
-            counts.update({tag.strip(): count for tag, count in folder.items() if isinstance(count, int) and tag.strip()})
+            usual = {tag.strip(): count for tag, count in folder.items() if isinstance(count, int)}
+            counts.update({tag: count for tag, count in usual.items() if tag})
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 

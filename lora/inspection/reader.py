@@ -18,7 +18,8 @@ from ..source import TAGS, FileSource
 _TORCH_NAMES = {tag: name for name, tag in TAGS.items()}
 
 #: How one element of a dtype is decoded without torch. bfloat16 is the upper half of a float32.
-_STRUCT = {"F64": "<d", "F32": "<f", "F16": "<e", "I64": "<q", "I32": "<i", "I16": "<h", "I8": "<b", "U8": "<B", "BOOL": "<?"}
+_STRUCT = {"F64": "<d", "F32": "<f", "F16": "<e", "I64": "<q", "I32": "<i", "I16": "<h", "I8": "<b", "U8": "<B",
+           "BOOL": "<?"}
 
 
 class Reader(FileSource):

@@ -32,8 +32,8 @@ class Maker:
 class Style:
     """How the keys of a file are spelled: the most common prefix and adapter's name, what their ends look like.
 
-    ``native``: with ComfyUI's own names of Z-Image's attention, which diffusers splits and renames. ``modulation``: some
-    modulation layer is among them. ``flags``: tensors that describe the whole file.
+    ``native``: with ComfyUI's own names of Z-Image's attention, which diffusers splits and renames.
+    ``modulation``: some modulation layer is among them. ``flags``: tensors that describe the whole file.
     """
 
     prefix: str
@@ -111,7 +111,8 @@ SPELLINGS: tuple[tuple[bool, str, str, Callable[[Style], bool]], ...] = (
      lambda s: s.flags or ".dora_layer.weight" in s.ends),
     (True, "VideoX-Fun", "keys begin with lora_unet__ (two underscores)", lambda s: s.prefix == "lora_unet__"),
     (True, "DiffSynth-Studio", "keys begin with pipe.dit.", lambda s: s.prefix == "pipe.dit."),
-    (False, "DiffSynth-Studio or ModelScope", "bare names with lora_A.default", lambda s: s.prefix == "" and s.infix == "default"),
+    (False, "DiffSynth-Studio or ModelScope", "bare names with lora_A.default",
+     lambda s: s.prefix == "" and s.infix == "default"),
     (False, "lightx2v (Lightning)", "lora_down on bare names, no modulation layers",
      lambda s: s.prefix == "" and _DOWN in s.ends and not s.modulation),
     (False, "OneTrainer (original format)", "bare names with lora_A", lambda s: s.prefix == "" and _A in s.ends),
@@ -119,7 +120,8 @@ SPELLINGS: tuple[tuple[bool, str, str, Callable[[Style], bool]], ...] = (
      lambda s: any(end.startswith((".lora.", ".lora_linear_layer.")) for end in s.ends)),
     (False, "OneTrainer (legacy format)", "lora_down on names that begin with transformer.",
      lambda s: s.prefix == "transformer." and _DOWN in s.ends),
-    (False, "diffusers, SimpleTuner, OneTrainer or FlyMyAI", "keys begin with transformer.", lambda s: s.prefix == "transformer."),
+    (False, "diffusers, SimpleTuner, OneTrainer or FlyMyAI", "keys begin with transformer.",
+     lambda s: s.prefix == "transformer."),
     (False, "InvokeAI", "keys begin with model.diffusion_model.", lambda s: s.prefix == "model.diffusion_model."),
     (False, "PEFT", "keys begin with base_model.model.", lambda s: s.prefix.startswith("base_model.")),
     (False, "ai-toolkit (DoRA)", "a magnitude beside diffusion_model. names", lambda s: ".magnitude" in s.ends),
@@ -127,15 +129,18 @@ SPELLINGS: tuple[tuple[bool, str, str, Callable[[Style], bool]], ...] = (
      lambda s: s.prefix == "diffusion_model." and bool(s.roles & _FULL)),
     (False, "an extract by ComfyUI, or a converter for it", "diffusion_model. names with lora_down",
      lambda s: s.prefix == "diffusion_model." and _DOWN in s.ends),
-    (False, "diffusion-pipe", "diffusion_model. with ComfyUI's own names", lambda s: s.prefix == "diffusion_model." and s.native),
+    (False, "diffusion-pipe", "diffusion_model. with ComfyUI's own names",
+     lambda s: s.prefix == "diffusion_model." and s.native),
     (False, "OneTrainer or SimpleTuner (ComfyUI format)", "diffusion_model. names with lora_A and alpha",
      lambda s: s.prefix == "diffusion_model." and _A in s.ends and Role.alpha in s.roles),
     (False, "ai-toolkit, diffusion-pipe or musubi-tuner's converter", "keys begin with diffusion_model.",
      lambda s: s.prefix == "diffusion_model."),
-    (False, "an export for ComfyUI (bdsqlsz, Anime-Z, musubi-tuner's Z-Image converter)", "lora_unet_ with ComfyUI's own names",
-     lambda s: s.prefix == "lora_unet_" and s.native),
-    (False, "musubi-tuner or OneTrainer (kohya format)", "keys begin with lora_unet_", lambda s: s.prefix == "lora_unet_"),
+    (False, "an export for ComfyUI (bdsqlsz, Anime-Z, musubi-tuner's Z-Image converter)",
+     "lora_unet_ with ComfyUI's own names", lambda s: s.prefix == "lora_unet_" and s.native),
+    (False, "musubi-tuner or OneTrainer (kohya format)", "keys begin with lora_unet_",
+     lambda s: s.prefix == "lora_unet_"),
     (False, "LyCORIS (SimpleTuner, ai-toolkit's old LoKr format, sd-scripts)", "keys begin with lycoris_",
      lambda s: s.prefix == "lycoris_"),
-    (False, "OneTrainer (PEFT names, flat)", "keys begin with lora_transformer_", lambda s: s.prefix == "lora_transformer_"),
+    (False, "OneTrainer (PEFT names, flat)", "keys begin with lora_transformer_",
+     lambda s: s.prefix == "lora_transformer_"),
 )

@@ -22,11 +22,13 @@ def draw(survey: Survey, out: str | os.PathLike, *, theme: str = "light", force:
     out = Path(out)
     suffix = out.suffix.lower()
     if suffix not in FORMATS:
-        raise ValueError(f"a picture's name ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {suffix or 'nothing'!r}")
+        known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise ValueError(f"a picture's name ends in {known}, not {suffix or 'nothing'!r}")
     if survey.family is None:
         raise ValueError("the file holds a text encoder's keys only: there is nothing to draw")
     drawn = chart(survey)
-    return publish(out, lambda temporary: _write(suffix, survey, drawn, temporary, theme), inputs=[survey.path], force=force)
+    return publish(out, lambda temporary: _write(suffix, survey, drawn, temporary, theme), inputs=[survey.path],
+                   force=force)
 
 
 def _write(suffix, survey, drawn, path, theme) -> None:

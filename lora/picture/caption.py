@@ -31,7 +31,8 @@ def strongest(chart: Chart) -> str:
 
 def notes(survey: Survey) -> list[str]:
     """Remarks on norms, each once, and what is left out."""
-    found = [f"{note} ({number} layers)" for note, number in Counter(facts.note for facts in survey.layers if facts.note).items()]
+    counted = Counter(facts.note for facts in survey.layers if facts.note)
+    found = [f"{note} ({number} layers)" for note, number in counted.items()]
     for what, entries in (("skipped", survey.skipped), ("unknown", survey.unknown)):
         if entries:
             found.append(f"{len(entries)} keys {what}, such as {entries[0][0]}: {entries[0][1]}")

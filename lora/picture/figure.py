@@ -22,7 +22,8 @@ def save(survey: Survey, chart: Chart, path: Path, form: str, theme: str = "ligh
         import matplotlib
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"a .{form} needs matplotlib ({error}): pip install matplotlib; an .html needs nothing") from error
+        raise ModuleNotFoundError(f"a .{form} needs matplotlib ({error}): pip install matplotlib; an .html needs"
+                                  " nothing") from error
     ink, columns = palette.INK[theme], _columns(chart)
     width, height = columns[-1][1] + 1, len(chart.rows) + (len(chart.singles) + _RULER if chart.singles else 0)
     bottom = _BOTTOM - 0.4 * bool(chart.singles)
@@ -31,7 +32,8 @@ def save(survey: Survey, chart: Chart, path: Path, form: str, theme: str = "ligh
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "qpatch", "hatch.linewidth": 0.6,
                                 "hatch.color": ink["hatch"], "font.size": 8}):
         figure = Figure(figsize=inches, facecolor=ink["page"])
-        axes = figure.add_axes((_LEFT / inches[0], bottom / inches[1], width * _CELL / inches[0], height * _CELL / inches[1]))
+        axes = figure.add_axes((_LEFT / inches[0], bottom / inches[1], width * _CELL / inches[0],
+                                height * _CELL / inches[1]))
         axes.set(xlim=(0, width), ylim=(height, 0), facecolor=ink["page"], xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         painter = _Painter(axes, chart, theme, columns, width)
@@ -104,8 +106,8 @@ class _Painter:
             if depth > 5:
                 self._text(lefts[0], height + 1.5, f"{name} 0 to {depth - 1}", ha="left", color=self.ink["faint"])
             else:
-                self._text(lefts[-1] + 1, height + 1.1, name, ha="right", va="top", rotation=35, color=self.ink["faint"],
-                           rotation_mode="anchor")
+                self._text(lefts[-1] + 1, height + 1.1, name, ha="right", va="top", rotation=35,
+                           rotation_mode="anchor", color=self.ink["faint"])
             start += depth
         self._text(self.width + 1.2, -0.6, "changed", ha="left", size=7, color=self.ink["faint"])
         self._text(self.width + 6.9, -0.6, "mean", ha="right", size=7, color=self.ink["faint"])
@@ -128,7 +130,8 @@ def _key(figure, chart, theme, inches) -> None:
     ink = palette.INK[theme]
     left, bottom, width, height = _LEFT / inches[0], 0.42 / inches[1], 2.6 / inches[0], 0.13 / inches[1]
     axes = figure.add_axes((left, bottom, width, height))
-    axes.imshow([list(range(_STEPS))], aspect="auto", cmap=ListedColormap(palette.ramp(theme, _STEPS)), extent=(0, 100, 0, 1))
+    axes.imshow([list(range(_STEPS))], aspect="auto", cmap=ListedColormap(palette.ramp(theme, _STEPS)),
+                extent=(0, 100, 0, 1))
     axes.set(yticks=[], xticks=[0, 25, 50, 75, 100])
     axes.set_xticklabels(["0", "25", "50", "75", "100 %"])
     axes.tick_params(colors=ink["faint"], labelsize=7, length=2, width=0.5)

@@ -10,6 +10,7 @@ from html import escape
 
 from ..inspection import Survey
 from ..inspection.chart import Cell, Chart, Row
+from ..inspection.metadata import TAGS_SHOWN
 from . import caption, palette
 from .style import STYLE
 
@@ -47,7 +48,8 @@ def _map(chart: Chart) -> str:
                     f"{escape(name)}</th>" for number, (name, depth) in enumerate(chart.groups))
     rows = [_row(chart, row) for row in chart.rows]
     rows += [_row(chart, Row(None, [cell]), cell.label) for cell in chart.singles]
-    return (f'<div class="scroll"><table class="map">\n<caption>{escape(caption.meaning(chart).capitalize())}</caption>\n'
+    meaning = escape(caption.meaning(chart).capitalize())
+    return (f'<div class="scroll"><table class="map">\n<caption>{meaning}</caption>\n'
             f"<thead><tr><th></th>{names}<th colspan=\"2\"></th></tr>\n"
             f'<tr class="ruler"><th></th>{head}<th scope="col">changed</th><th scope="col">mean</th></tr></thead>\n'
             "<tbody>\n" + "\n".join(rows) + "\n</tbody></table></div>")
@@ -69,8 +71,9 @@ def _row(chart: Chart, row: Row, label: str | None = None) -> str:
     mean, total = row.mean_rms(), len(row.present) + len(row.missing)
     share = "" if mean is None or chart.strongest is None else f"{100 * mean / chart.strongest.rms:.0f}&nbsp;%"
     count = f"{len(row.present)}/{total}"
+    count = count if len(row.present) == total else f"<b>{count}</b>"
     return (f'<tr><th scope="row">{escape(label or row.label)}</th>{"".join(found)}'
-            f'<td class="count">{count if len(row.present) == total else f"<b>{count}</b>"}</td><td class="mean">{share}</td></tr>')
+            f'<td class="count">{count}</td><td class="mean">{share}</td></tr>')
 
 
 def _cell(chart: Chart, cell: Cell, right: bool) -> str:
@@ -94,10 +97,11 @@ def _values(cell: Cell) -> list[tuple[str, str]]:
     if facts is None:
         return [("not in the file", "unchanged")]
     found = [("adapter", facts.kind + (" with DoRA" if facts.dora else ""))]
-    found += [(name, f"{value:g}") for name, value in (("rank", facts.rank), ("alpha", facts.alpha), ("scale", facts.scale))
-              if value is not None]
+    numbers = (("rank", facts.rank), ("alpha", facts.alpha), ("scale", facts.scale))
+    found += [(name, f"{value:g}") for name, value in numbers if value is not None]
     if cell.rms is not None:
-        found += [("rms", f"{cell.rms:.3e}"), ("norm", f"{cell.norm:.4g}"), ("relative", f"{100 * cell.relative:.1f} %")]
+        found += [("rms", f"{cell.rms:.3e}"), ("norm", f"{cell.norm:.4g}")]
+        found.append(("relative", f"{100 * cell.relative:.1f} %"))
     return found + ([("note", facts.note)] if facts.note else [])
 
 
@@ -113,7 +117,8 @@ def _key(chart: Chart) -> str:
 def _about(survey: Survey) -> str:
     rows = [("made by", f"{survey.maker.name} ({'' if survey.maker.sure else 'guessed: '}{survey.maker.why})")]
     rows += [("triggers", trigger) for trigger in survey.about.triggers]
-    rows += [("tags", ", ".join(f"{tag} ({count})" for tag, count in survey.about.tags[:12]))] if survey.about.tags else []
+    if survey.about.tags:
+        rows.append(("tags", ", ".join(f"{tag} ({count})" for tag, count in survey.about.tags[:TAGS_SHOWN])))
     rows += list(survey.about.facts.items())
     rows += [("note", note) for note in caption.notes(survey)] + [("refused", problem) for problem in survey.problems]
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in rows) + "</dl>"
@@ -128,7 +133,13 @@ def _table(chart: Chart) -> str:
             values = {"layer": cell.name, **dict(_values(cell))}
             rows.append("<tr>" + "".join(f"<td>{escape(values.get(name, ''))}</td>" for name in head) + "</tr>")
     missing = [cell.name for cell in chart.cells if cell.facts is None]
-    unchanged = f"<details><summary>{len(missing)} layers are not in the file</summary><p>{escape(', '.join(missing))}</p></details>"
-    return (f"<details><summary>All {len(rows)} layers of the file as a table</summary>\n<table class=\"all\"><thead><tr>"
-            + "".join(f'<th scope="col">{name}</th>' for name in head) + "</tr></thead><tbody>\n" + "\n".join(rows)
-            + "\n</tbody></table></details>\n" + (unchanged if missing else ""))
+    names = "".join(f'<th scope="col">{name}</th>' for name in head)
+    table = f'<table class="all"><thead><tr>{names}</tr></thead><tbody>\n' + "\n".join(rows) + "\n</tbody></table>"
+    found = _folded(f"All {len(rows)} layers of the file as a table", table)
+    if missing:
+        found += "\n" + _folded(f"{len(missing)} layers are not in the file", f"<p>{escape(', '.join(missing))}</p>")
+    return found
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>\n{content}</details>"

@@ -20,8 +20,8 @@ caption{text-align:left;padding-bottom:8px}
 .some{background:var(--line)}
 .map td[data-tip]:hover{outline:2px solid var(--text);outline-offset:-1px;z-index:2}
 .map td[data-tip]:hover::after{content:attr(data-tip);position:absolute;left:0;top:21px;z-index:3;white-space:pre;
-  text-align:left;font-size:12px;line-height:1.4;padding:6px 9px;border-radius:4px;background:var(--text);color:var(--page);
-  pointer-events:none}
+  text-align:left;font-size:12px;line-height:1.4;padding:6px 9px;border-radius:4px;background:var(--text);
+  color:var(--page);pointer-events:none}
 .map td.right[data-tip]:hover::after{left:auto;right:0}
 .key{display:flex;align-items:center;gap:8px;flex-wrap:wrap;margin:0;position:relative}
 .ramp{display:inline-flex;width:256px;height:12px}

@@ -45,8 +45,8 @@ def _described(name: str, reading, advised) -> list[str]:
     if reading.unknown:
         parts.append(_unknown(reading))
     if len(parts) == 1:
-        parts.append("No known failure and no traceback is in it. If something is wrong all the same: qpatch doctor, and"
-                     "\ndocs/troubleshooting.md for faults that leave no message.")
+        parts.append(wrap("No known failure and no traceback is in it. If something is wrong all the same: qpatch"
+                          " doctor, and docs/troubleshooting.md for faults that leave no message"))
     return parts
 
 
@@ -70,8 +70,11 @@ def _as_data(name, reading, advised, version) -> dict:
     return {
         "qpatch": version, "log": name, "lines": reading.lines, "qpatch_in_log": reading.active,
         "hooks_in_log": {hook: state for hook, (state, _) in reading.states.items()},
-        "found": [{"name": finding.signature.name, "line": finding.line.number, "text": finding.line.text, "count": finding.count,
-                   "certain": finding.certain, "happened": finding.happened, "hooks": list(finding.signature.hooks),
-                   "mended": advice.mended, "todo": advice.todo} for finding, advice in advised],
+        "found": [
+            {"name": finding.signature.name, "line": finding.line.number, "text": finding.line.text,
+             "count": finding.count, "certain": finding.certain, "happened": finding.happened,
+             "hooks": list(finding.signature.hooks), "mended": advice.mended, "todo": advice.todo}
+            for finding, advice in advised
+        ],
         "unknown": [{"line": line.number, "text": line.text} for line in reading.unknown],
     }

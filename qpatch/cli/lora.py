@@ -23,7 +23,8 @@ def configure(parser) -> None:
     parser.epilog = EXIT_CODES
     verbs = parser.add_subparsers(dest="lora_verb", metavar="VERB", required=True)
     for verb, (module, summary) in VERBS.items():
-        sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=EXIT_CODES)
+        sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:] + ".",
+                               epilog=EXIT_CODES)
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS,
                          help="show the traceback of an error")
         importlib.import_module(module).configure(sub)

@@ -12,7 +12,8 @@ def configure(parser) -> None:
                             help=f"{what}: FILE, FILE:STRENGTH, or a stack FILE:0.8+FILE:0.5")
     parser.add_argument("--metadata-alpha", action="store_true",
                         help="where a layer has no alpha, take it from the metadata, as diffusers does")
-    parser.add_argument("--top", type=int, metavar="N", default=10, help="show the N layers that differ most (default 10)")
+    parser.add_argument("--top", type=int, metavar="N", default=10,
+                        help="show the N layers that differ most (default 10)")
     parser.add_argument("--json", action="store_true", help="print JSON, with every layer")
     parser.epilog = """The same file at two strengths: qpatch lora diff style.safetensors:1.0 style.safetensors:0.6
   cosine      of the angle between the two changes: 1 the same direction, 0 unrelated, -1 opposite
@@ -49,10 +50,12 @@ def _numbers(layer) -> dict:
 def _described(comparison, arguments) -> list[str]:
     lines = [f"A  {arguments.a}", f"B  {arguments.b}", "", _ROW.format("", "cosine", "B/A", "difference"),
              _line("all layers", comparison.total)]
-    lines += [_line("  " + name, group) for name, group in comparison.components().items() if group.difference is not None]
+    groups = comparison.components().items()
+    lines += [_line("  " + name, group) for name, group in groups if group.difference is not None]
     differing = sorted((layer for layer in comparison.layers if layer.relative), key=lambda layer: -layer.relative)
     if differing[:arguments.top]:
-        lines += ["", "the layers that differ most", *(_line(f"  {layer.target}", layer) for layer in differing[:arguments.top])]
+        lines += ["", "the layers that differ most"]
+        lines += [_line(f"  {layer.target}", layer) for layer in differing[:arguments.top]]
     return lines + _apart(comparison)
 
 
@@ -64,7 +67,8 @@ def _apart(comparison) -> list[str]:
             lines.append(wrap(f"only in {name}: {count(len(only), 'layer')}, such as {only[0].target}", indent="  "))
     unknown = [layer for layer in comparison.layers if layer.note]
     if unknown:
-        lines.append(wrap(f"not compared: {count(len(unknown), 'layer')}, such as {unknown[0].target}: {unknown[0].note}",
+        first = unknown[0]
+        lines.append(wrap(f"not compared: {count(len(unknown), 'layer')}, such as {first.target}: {first.note}",
                           indent="  "))
     return ["", *lines] if lines else []
 

@@ -16,7 +16,8 @@ def configure(parser) -> None:
     parser.add_argument("--no-norms", dest="norms", action="store_false",
                         help="read the header only: which layers, not how much they change")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", metavar="OUT", help="also draw the map of layers: OUT ends in .png, .svg, .html or .txt")
+    parser.add_argument("--plot", metavar="OUT",
+                        help="also draw the map of layers: OUT ends in .png, .svg, .html or .txt")
     parser.add_argument("--theme", choices=("light", "dark"), default="light",
                         help="colours of a .png or .svg (an .html follows the browser)")
     parser.add_argument("--force", action="store_true", help="let --plot replace a file that exists")

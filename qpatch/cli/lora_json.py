@@ -27,11 +27,12 @@ def _coverage(survey) -> list[dict]:
 
 
 def _layer(facts) -> dict:
-    """``norm``: Frobenius norm of the change at strength 1; ``rms``: per element; null where not measured or not known."""
+    """``norm``: Frobenius norm of the change at strength 1; ``rms``: per element; null where it is not known."""
     return {
         "target": str(facts.target), "kind": facts.kind, "dora": facts.dora, "rank": facts.rank, "alpha": facts.alpha,
-        "scale": facts.scale, "rule": facts.rule, "shape": facts.shape and list(facts.shape), "dtypes": list(facts.dtypes),
-        "norm": facts.norm,
-        "parts": [{"component": spot.component.label, "rms": facts.rms(number)} for number, spot in enumerate(facts.spots)],
+        "scale": facts.scale, "rule": facts.rule, "shape": facts.shape and list(facts.shape),
+        "dtypes": list(facts.dtypes), "norm": facts.norm,
+        "parts": [{"component": spot.component.label, "rms": facts.rms(number)}
+                  for number, spot in enumerate(facts.spots)],
         "note": facts.note,
     }

@@ -5,7 +5,8 @@ from .lora_arguments import opened, with_strength
 
 
 def configure(parser) -> None:
-    parser.add_argument("files", metavar="FILE[:STRENGTH]", nargs="+", help="a .safetensors file; the strength is 1 if not given")
+    parser.add_argument("files", metavar="FILE[:STRENGTH]", nargs="+",
+                        help="a .safetensors file; the strength is 1 if not given")
     lora_output.configure(parser, default_format="comfyui")
 
 

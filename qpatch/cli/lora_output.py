@@ -14,7 +14,8 @@ def configure(parser, default_format: str | None) -> None:
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the .safetensors file to write")
     parser.add_argument("--to", metavar="FORMAT", required=default_format is None, default=default_format,
                         choices=("comfyui", "diffusers", "kohya", "nunchaku"),
-                        help="comfyui, diffusers, kohya or nunchaku" + (f" (default: {default_format})" if default_format else ""))
+                        help="comfyui, diffusers, kohya or nunchaku"
+                             + (f" (default: {default_format})" if default_format else ""))
     parser.add_argument("--rank", type=_rank, metavar="N",
                         help="approximate layers of a higher rank, or of none, by rank N; the error is stated")
     parser.add_argument("--precision", choices=PRECISIONS, help="round the factors to this (default: as they are)")
@@ -92,12 +93,14 @@ def _as_data(result, arguments) -> dict:
 
 
 def _described(result, arguments) -> list[str]:
-    lines = [wrap(f"{arguments.output}: {count(result.layers, 'layer')} of {result.family.title} in the {result.format.name} format"
-                  f" ({result.size / 1e6:.1f} MB), read by {result.format.readers}")]
+    format = result.format
+    lines = [wrap(f"{arguments.output}: {count(result.layers, 'layer')} of {result.family.title} in the {format.name}"
+                  f" format ({result.size / 1e6:.1f} MB), read by {format.readers}")]
     if result.text_encoder_keys:
         lines.append(f"{count(result.text_encoder_keys, 'key')} of text encoders copied as they are")
-    if result.format.name == "kohya" and any("_attention_to_q." in key for key in result.tensors):
-        lines.append(wrap("ComfyUI by itself does not read q, k and v of Z-Image in this format (qpatch does): for it, use --to comfyui"))
+    if format.name == "kohya" and any("_attention_to_q." in key for key in result.tensors):
+        lines.append(wrap("ComfyUI by itself does not read q, k and v of Z-Image in this format (qpatch does): for it,"
+                          " use --to comfyui"))
     if not result.errors:
         return [*lines, "exact: every layer changes what it changed before"]
     if result.error < _ROUNDING:

@@ -21,6 +21,8 @@ def _fact(label: str, text: str) -> str:
 
 
 def _facts(survey):
+    from ..lora.inspection.metadata import TAGS_SHOWN
+
     layers, about = survey.layers, survey.about
     yield "made by", f"{survey.maker.name} ({'' if survey.maker.sure else 'guessed: '}{survey.maker.why})"
     yield "for", survey.family.title if survey.family else "a text encoder only"
@@ -30,12 +32,9 @@ def _facts(survey):
     yield "scale", _counted((facts.rule for facts in layers if facts.rule), "layer")
     yield "stored as", _counted(survey.dtypes.elements(), "tensor")
     yield "triggers", "; ".join(about.triggers)
-    yield "tags", ", ".join(f"{tag} ({number})" for tag, number in about.tags[:_TAGS])
+    yield "tags", ", ".join(f"{tag} ({number})" for tag, number in about.tags[:TAGS_SHOWN])
     for name, text in about.facts.items():
         yield name, text
-
-
-_TAGS = 12
 
 
 def _counted(values, noun: str = "layer") -> str:

@@ -47,7 +47,8 @@ def _standing(names, reading: Reading, activity) -> tuple[str, str]:
         return f"not active here ({activity.found})", activity.todo
     applied = [name for name in names if reading.states.get(name, ("",))[0] == "applied"]
     if applied:
-        return f"{' and '.join(applied)} was applied in that run all the same", "this is something new: report it with this log"
+        return (f"{' and '.join(applied)} was applied in that run all the same",
+                "this is something new: report it with this log")
     if reading.active:
         return ("active here; qpatch was at work in that run, but the log has no line of its applying it",
                 "qpatch status --import --comfyui PATH shows what the hook makes of your installation")

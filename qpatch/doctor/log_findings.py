@@ -18,7 +18,7 @@ _STATES = (
 
 @dataclass
 class Finding:
-    """One failure of the log: its signature, the first line that shows it, how often, and what fills the words' gaps."""
+    """One failure: its signature, the first line that shows it, how often, and what fills the gaps of its words."""
 
     signature: object
     line: Line
@@ -33,9 +33,9 @@ class Finding:
 
 @dataclass
 class Reading:
-    """``findings`` in the order of the log. ``unknown``: errors that no signature knows. ``active``: whether qpatch speaks in it.
+    """``findings`` in the order of the log. ``unknown``: errors that no signature knows.
 
-    ``states``: hook -> (state, the line behind it), as the log tells them.
+    ``active``: whether qpatch speaks in it. ``states``: hook -> (state, the line behind it), as the log tells them.
     """
 
     lines: int
@@ -102,4 +102,5 @@ def _keep(reading: Reading, finding: Finding) -> None:
 def _drop_doubtful(reading: Reading) -> None:
     """A message that stands without its traceback is not counted where the same log has it with one."""
     certain = {finding.signature.message for finding in reading.findings if finding.certain}
-    reading.findings = [finding for finding in reading.findings if finding.certain or finding.signature.message not in certain]
+    reading.findings = [finding for finding in reading.findings
+                        if finding.certain or finding.signature.message not in certain]

@@ -8,9 +8,9 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVEL = r"(?:DEBUG|DETAIL|INFO|WARN|WARNING|ERROR|CRITICAL)"
 
-#: What stands in front of a message, taken off again and again: as the desktop app, ComfyUI-Manager, ComfyUI's own files,
-#: ``logging.basicConfig``, docker compose, journald and web pages put it there. One blank goes with it, so that the
-#: indentation of a traceback stays.
+#: What stands in front of a message, taken off again and again: as the desktop app, ComfyUI-Manager, ComfyUI's own
+#: files, ``logging.basicConfig``, docker compose, journald and web pages put it there. One blank goes with it, so that
+#: the indentation of a traceback stays.
 _FRONTS = [re.compile(pattern, re.IGNORECASE) for pattern in (
     rf"\[{_STAMP}\] ?",
     rf"\[{_LEVEL}\] {{0,2}}",
@@ -30,7 +30,7 @@ _BEHIND = 80
 
 @dataclass(frozen=True)
 class Line:
-    """``number`` in the file, from 1; ``text`` without what is in front; ``frames``: the traceback that it ends, or ""."""
+    """``number`` in the file, from 1; ``text`` without its front; ``frames``: the traceback that it ends, or ""."""
 
     number: int
     text: str
