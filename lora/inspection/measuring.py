@@ -69,30 +69,31 @@ def _without_magnitude(adapter: Adapter) -> Adapter:
 
 
 def _of_factors(adapter: Adapter, reader: Reader, parts: int) -> list[float]:
-    """Norms of ``scale * up_p @ down`` for the row blocks up_p of up."""
-    scale = abs(adapter.scale)
-    down, up = adapter.keys[Role.down], adapter.keys[Role.up]
-    out, _ = adapter.shape
-    inner = _gram_of_down(reader.tensor(down).flatten(1))
-    found = []
-    for part in range(parts):
-        outer = _gram_of_up(reader, up, part * out // parts, (part + 1) * out // parts)
-        energy = (outer * inner).sum().item()
-        if not math.isfinite(energy):
-            raise _blame(adapter, (Role.down, Role.up))
-        found.append(scale * math.sqrt(max(energy, 0.0)))
-    return found
+    """Norms of ``scale * up_p @ down`` for the row blocks up_p of up: in float32, in float64 where that overflows."""
+    for dtype in (torch.float32, torch.float64):
+        energies = _energies(adapter, reader, parts, dtype)
+        if all(map(math.isfinite, energies)):
+            return [abs(adapter.scale) * math.sqrt(max(energy, 0.0)) for energy in energies]
+    raise _blame(adapter, (Role.down, Role.up))
 
 
-def _gram_of_down(down: torch.Tensor) -> torch.Tensor:
+def _energies(adapter: Adapter, reader: Reader, parts: int, dtype: torch.dtype) -> list[float]:
+    """Square of the norm of each up_p @ down; products are formed in ``dtype``."""
+    down, up, (out, _) = adapter.keys[Role.down], adapter.keys[Role.up], adapter.shape
+    inner = _gram_of_down(reader.tensor(down).flatten(1), dtype)
+    cuts = [part * out // parts for part in range(parts + 1)]
+    return [(_gram_of_up(reader, up, start, stop, dtype) * inner).sum().item() for start, stop in zip(cuts, cuts[1:])]
+
+
+def _gram_of_down(down: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """D D^T in float64, D [r, in]."""
     width = max(1, BLOCK // (down.element_size() * down.shape[0]))
-    return sum(_square(down[:, start:start + width].T) for start in range(0, down.shape[1], width))
+    return sum(_square(down[:, start:start + width].T, dtype) for start in range(0, down.shape[1], width))
 
 
-def _gram_of_up(reader: Reader, key: str, start: int, stop: int) -> torch.Tensor:
+def _gram_of_up(reader: Reader, key: str, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
     """U^T U in float64 of rows [start, stop) of U [out, r]."""
-    return sum(_square(block) for block in _row_blocks(reader, key, start, stop))
+    return sum(_square(block, dtype) for block in _row_blocks(reader, key, start, stop))
 
 
 def _row_blocks(reader: Reader, key: str, start: int, stop: int):
@@ -103,11 +104,9 @@ def _row_blocks(reader: Reader, key: str, start: int, stop: int):
         yield block if block.dim() <= 2 else block.flatten(1)
 
 
-def _square(block: torch.Tensor) -> torch.Tensor:
-    # Products in float32, as everywhere in this package; float64 where that overflows.
-    working = block if block.dtype == torch.float64 else block.float()
-    gram = (working.T @ working).double()
-    return gram if torch.isfinite(gram).all() else working.double().T @ working.double()
+def _square(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    working = block if block.dtype == torch.float64 else block.to(dtype)
+    return (working.T @ working).double()
 
 
 def _blame(adapter: Adapter, roles) -> LoraError:
@@ -140,7 +139,7 @@ def _by_rows(change, rows: int, parts: int) -> list[float]:
     if isinstance(change, tuple):
         up, down = lowrank.stack(change)
         inner = (down @ down.T).double()
-        return [math.sqrt(max((_square(up[start:start + height]) * inner).sum().item(), 0.0))
+        return [math.sqrt(max((_square(up[start:start + height], up.dtype) * inner).sum().item(), 0.0))
                 for start in range(0, rows, height)]
     return [math.sqrt(sum(_energy(change.rows(first, min(first + lowrank.BLOCK, start + height)))
                           for first in range(start, start + height, lowrank.BLOCK)))
