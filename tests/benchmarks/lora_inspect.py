@@ -2,12 +2,12 @@
 
     python tests/benchmarks/lora_inspect.py [--gigabytes 1.5] [--rank 16] [--dtype bfloat16] [--rounds 3]
 
-A Qwen-Image LoRA of all 840 layers is written to a temporary folder; its rank makes the size. Each round is a process of
-its own, as the command is. The floor is reading the file's bytes in pieces of 1 MB, in the same process, once before and
-once after the measurement. "cold" takes the file out of the page cache first, where the system lets us. The norms take
-multiplications that grow with the square of the rank; the floor takes none, so the ratio of a file that is in the cache
-is that of arithmetic to copying. Memory is ru_maxrss of the whole process: Python and torch are in it, and so would be
-mapped pages.
+A Qwen-Image LoRA of all 840 layers is written to a temporary folder; its rank makes the size. Each round is a
+process of its own, as the command is. The floor is reading the file's bytes in pieces of 1 MB, in the same process,
+once before and once after the measurement. "cold" takes the file out of the page cache first, where the system lets
+us. The norms take multiplications that grow with the square of the rank; the floor takes none, so the ratio of a file
+that is in the cache is that of arithmetic to copying. Memory is ru_maxrss of the whole process: Python and torch are
+in it, and so would be mapped pages.
 """
 
 import argparse
@@ -56,13 +56,13 @@ measure(found)
 took, cpu = time.perf_counter() - began, time.process_time() - cpu
 evict(path, cold)
 second = floor(path)
-print(json.dumps(dict(listing=listing, listed=listed, with_torch=with_torch, took=took, cpu=cpu, floor=(first[0] + second[0]) / 2,
-                      floor_cpu=(first[1] + second[1]) / 2, peak=rss())))
+print(json.dumps(dict(listing=listing, listed=listed, with_torch=with_torch, took=took, cpu=cpu, peak=rss(),
+                      floor=(first[0] + second[0]) / 2, floor_cpu=(first[1] + second[1]) / 2)))
 """
 
 HIDDEN, FFN, MODULATION = 3072, 12288, 18432
-LAYERS = {**{f"attn.{name}": (HIDDEN, HIDDEN) for name in ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "to_out.0",
-                                                           "to_add_out")},
+SQUARE = ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "to_out.0", "to_add_out")
+LAYERS = {**{f"attn.{name}": (HIDDEN, HIDDEN) for name in SQUARE},
           **{f"{stream}_mlp.net.0.proj": (FFN, HIDDEN) for stream in ("img", "txt")},
           **{f"{stream}_mlp.net.2": (HIDDEN, FFN) for stream in ("img", "txt")},
           **{f"{stream}_mod.1": (MODULATION, HIDDEN) for stream in ("img", "txt")}}
@@ -97,19 +97,23 @@ def main() -> None:
         writing = multiprocessing.get_context("spawn").Process(target=write, args=(str(path), rank, options.dtype))
         writing.start()
         writing.join()
-        print(f"{os.path.getsize(path) / 1e9:.2f} GB, {options.dtype}, rank {rank}, {60 * len(LAYERS)} layers, {options.rounds} rounds")
+        print(f"{os.path.getsize(path) / 1e9:.2f} GB, {options.dtype}, rank {rank}, {60 * len(LAYERS)} layers,"
+              f" {options.rounds} rounds")
         for kind in ("cold", "cached"):
             print(f"{kind:6}: {measured(path, kind, options.rounds)}", flush=True)
 
 
 def measured(path: Path, kind: str, count: int) -> str:
-    rounds = [json.loads(subprocess.run([sys.executable, "-c", CHILD, path, kind], capture_output=True, text=True, check=True).stdout)
-              for _ in range(count)]
+    command = [sys.executable, "-c", CHILD, path, kind]
+    runs = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(count))
+    rounds = [json.loads(run.stdout) for run in runs]
     middle = {name: statistics.median(values[name] for values in rounds) for name in rounds[0]}
     ratios = sorted(values["took"] / values["floor"] for values in rounds)
-    return (f"listing {middle['listing']:.2f} s, {middle['listed']:.0f} MB | norms {middle['took']:.2f} s, reading alone {middle['floor']:.2f} s,"
-            f" ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) | CPU {middle['cpu']:.2f} and {middle['floor_cpu']:.2f} s"
-            f" | peak {max(values['peak'] for values in rounds):.0f} MB, of which torch {middle['with_torch']:.0f} MB")
+    peak = max(values["peak"] for values in rounds)
+    return (f"listing {middle['listing']:.2f} s, {middle['listed']:.0f} MB | norms {middle['took']:.2f} s, reading"
+            f" alone {middle['floor']:.2f} s, ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            f" | CPU {middle['cpu']:.2f} and {middle['floor_cpu']:.2f} s"
+            f" | peak {peak:.0f} MB, of which torch {middle['with_torch']:.0f} MB")
 
 
 if __name__ == "__main__":

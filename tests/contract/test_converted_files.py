@@ -28,7 +28,8 @@ def written(producer, family, name, folder):
 def known(tmp_path_factory):
     """family -> names of modules that ComfyUI takes LoRA for."""
     out = tmp_path_factory.mktemp("keys") / "keys.json"
-    done = subprocess.run([sys.executable, str(CHILD), "keys", COMFYUI, str(out)], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, str(CHILD), "keys", COMFYUI, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
 
@@ -65,5 +66,5 @@ def test_diffusers_reads_every_layer_with_its_scale(family, producer, name, tmp_
              for key, tensor in state.items() if "lora_A" in key}
     assert found == set(wanted)
     blocks = [key for key in state if "lora_A" in key and (".0." in key)]
-    assert blocks and all(key.startswith(("transformer.transformer_blocks.0.", "transformer.layers.0.", "transformer.noise_refiner.0.",
-                                          "transformer.context_refiner.0.", "transformer.t_embedder")) for key in blocks)
+    starts = ("transformer_blocks.0.", "layers.0.", "noise_refiner.0.", "context_refiner.0.", "t_embedder")
+    assert blocks and all(key.startswith(tuple("transformer." + start for start in starts)) for key in blocks)

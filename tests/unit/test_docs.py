@@ -1,7 +1,8 @@
 """The documentation does what it says: commands run, examples work, messages are recognised, links lead somewhere.
 
-Blocks marked ``sh run`` are run here. Commands inside of sentences and tables are parsed: many of them need a ComfyUI folder
-or change the interpreter's start-up files. Blocks marked ``sh`` alone are not qpatch's commands, and are listed below.
+Blocks marked ``sh run`` are run here. Commands inside of sentences and tables are parsed: many of them need a ComfyUI
+folder or change the interpreter's start-up files. Blocks marked ``sh`` alone are not qpatch's commands, and are listed
+below.
 """
 
 import os
@@ -33,7 +34,8 @@ NOT_RUN = ("python3 -m venv ", "QPATCH_LOG=debug python main.py")
 
 
 def commands(kind):
-    return [(page, line) for page, language, mark, body in BLOCKS if language == "sh" and mark == kind for line in body.splitlines()]
+    return [(page, line) for page, language, mark, body in BLOCKS if language == "sh" and mark == kind
+            for line in body.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +121,21 @@ def test_every_hook_has_its_story_and_its_toggle():
 
 
 def test_every_variable_is_described_and_none_that_does_not_exist(monkeypatch):
-    variables = {"QPATCH", "QPATCH_DISABLE", "QPATCH_ENABLE", "QPATCH_LOG", "QPATCH_STRICT", *(name for hook in HOOKS for name in hook.variables)}
+    variables = {"QPATCH", "QPATCH_DISABLE", "QPATCH_ENABLE", "QPATCH_LOG", "QPATCH_STRICT"}
+    variables |= {name for hook in HOOKS for name in hook.variables}
     assert set(re.findall(r"^\| `(QPATCH\w*)` \|", PAGES["docs/toggles.md"], re.MULTILINE)) == variables
     for name in sorted({name for text in PAGES.values() for name in re.findall(r"\b(QPATCH(?:_[A-Z]+)*)(?==)", text)}):
         monkeypatch.setenv(name, "")
         assert not [said for said in toggles.complaints() if said.startswith(name)], name
 
 
-MESSAGES = re.findall(r"^- `([^`\n]+)` \\\n((?:  .*\n)+)", PAGES["docs/troubleshooting.md"], re.MULTILINE)
+MESSAGES = [(message, said) for message, said in
+            re.findall(r"^- `([^`\n]+)` \\\n((?:  .*\n)+)", PAGES["docs/troubleshooting.md"], re.MULTILINE)
+            if not message.startswith("qpatch: ")]
 SAMPLES = {text.split("\n")[-1]: text for text in failures.LOGS.values()}
 
 
-@pytest.mark.parametrize(("message", "said"), [(message, said) for message, said in MESSAGES if not message.startswith("qpatch: ")])
+@pytest.mark.parametrize(("message", "said"), MESSAGES)
 def test_each_message_of_the_troubleshooting_page_is_recognised_and_the_hook_is_the_one_named(message, said):
     (finding, *_) = read(SAMPLES.get(message, message), SIGNATURES).findings
     named = re.findall(r"[Mm]ended by\s+\[([^\]]+)\]", said) + re.findall(r"that is mended by\s+\[([^\]]+)\]", said)
@@ -158,8 +163,8 @@ def test_the_worked_example_of_a_page_works(page, tmp_path):
     for mark, body in blocks:
         if mark == "run":
             environment = {name: value for name, value in os.environ.items() if not name.startswith("QPATCH")}
-            done = subprocess.run([sys.executable, "-c", body], env={**environment, "PYTHONPATH": str(source)}, capture_output=True,
-                                  text=True, cwd=tmp_path)
+            done = subprocess.run([sys.executable, "-c", body], env={**environment, "PYTHONPATH": str(source)},
+                                  capture_output=True, text=True, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
 
 

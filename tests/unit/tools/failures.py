@@ -18,44 +18,64 @@ LOGS = {
                              ("/v/nunchaku/models/linear.py", "from_linear")),
     "zimage-fuse": traceback("AttributeError: 'NoneType' object has no attribute 'dtype'", EXECUTE,
                              (PACK + r"\models\zimage.py", "fuse_to_svdquant_linear")),
-    "plain-dtype": traceback("RuntimeError: mat1 and mat2 must have the same dtype, but got BFloat16 and Float", EXECUTE,
-                             ("/opt/ComfyUI/comfy/ldm/lumina/model.py", "forward")),
-    "zimage-attention": traceback("AttributeError: 'ComfyNunchakuZImageAttention' object has no attribute 'qk_norm'", EXECUTE),
-    "zimage-batch": traceback("RuntimeError: Assertion failed: rotary_emb.shape[0] * rotary_emb.shape[1] == M, file gemm_w4a4.cuh",
+    "plain-dtype": traceback(
+        "RuntimeError: mat1 and mat2 must have the same dtype, but got BFloat16 and Float", EXECUTE,
+        ("/opt/ComfyUI/comfy/ldm/lumina/model.py", "forward")),
+    "zimage-attention": traceback(
+        "AttributeError: 'ComfyNunchakuZImageAttention' object has no attribute 'qk_norm'", EXECUTE),
+    "zimage-batch": traceback(
+        "RuntimeError: Assertion failed: rotary_emb.shape[0] * rotary_emb.shape[1] == M, file gemm_w4a4.cuh",
                               EXECUTE),
     "svdq-lowvram": traceback("AttributeError: 'SVDQW4A4Linear' object has no attribute 'weight_function'", EXECUTE),
     "flux-wrapper": traceback("AttributeError: 'ComfyFluxWrapper' object has no attribute 'img_in'", EXECUTE),
-    "rotary": traceback("ImportError: cannot import name 'apply_rotary_emb' from 'comfy.ldm.qwen_image.model' (/opt/x.py)", EXECUTE),
-    "patcher-calls": traceback("TypeError: ZImageModelPatcher.clone() got an unexpected keyword argument 'disable_dynamic'", EXECUTE),
+    "rotary": traceback(
+        "ImportError: cannot import name 'apply_rotary_emb' from 'comfy.ldm.qwen_image.model' (/opt/x.py)", EXECUTE),
+    "patcher-calls": traceback(
+        "TypeError: ZImageModelPatcher.clone() got an unexpected keyword argument 'disable_dynamic'", EXECUTE),
     "qwen-calls": traceback("TypeError: _forward() got multiple values for argument 'guidance'",
                             (PACK + r"\models\qwenimage.py", "forward")),
-    "qwen-calls-named": "TypeError: NunchakuQwenImageTransformerBlock.forward() got an unexpected keyword argument 'transformer_options'",
-    "config-copy": traceback("TypeError: 'NoneType' object is not callable", EXECUTE, ("/usr/lib/python3.11/copy.py", "deepcopy")),
-    "disabled-list": traceback("AttributeError: 'list' object has no attribute 'add'", ("/opt/ComfyUI/comfy/ops.py", "mixed_precision_ops")),
-    "original-weights": traceback("TypeError: calculate_weight() got an unexpected keyword argument 'original_weights'", EXECUTE),
+    "qwen-calls-named":
+        "TypeError: NunchakuQwenImageTransformerBlock.forward() got an unexpected keyword argument"
+        " 'transformer_options'",
+    "config-copy": traceback(
+        "TypeError: 'NoneType' object is not callable", EXECUTE, ("/usr/lib/python3.11/copy.py", "deepcopy")),
+    "disabled-list": traceback(
+        "AttributeError: 'list' object has no attribute 'add'", ("/opt/ComfyUI/comfy/ops.py", "mixed_precision_ops")),
+    "original-weights": traceback(
+        "TypeError: calculate_weight() got an unexpected keyword argument 'original_weights'", EXECUTE),
     "quant-copy": traceback("RuntimeError: Attempted to call copy_() on an invalid python storage.", EXECUTE),
     "quant-keys": traceback("AttributeError: 'Linear' object has no attribute 'weight_scale'",
                             ("/opt/ComfyUI/comfy/model_patcher.py", "get_key_patches")),
-    "zimage-lora": traceback("AssertionError", EXECUTE, (PACK + r"\model_patcher\zimage.py", "patch_weight_to_device")),
-    "lora-shape": "ERROR lora diffusion_model.layers.0.attention.out.weight shape '[3840, 3840]' is invalid for input of size 9437184",
-    "lora-misfit": "WARNING SHAPE MISMATCH diffusion_model.x.weight WEIGHT NOT MERGED torch.Size([4, 4]) != torch.Size([8, 8])",
+    "zimage-lora": traceback(
+        "AssertionError", EXECUTE, (PACK + r"\model_patcher\zimage.py", "patch_weight_to_device")),
+    "lora-shape":
+        "ERROR lora diffusion_model.layers.0.attention.out.weight shape '[3840, 3840]' is invalid for input of size"
+        " 9437184",
+    "lora-misfit":
+        "WARNING SHAPE MISMATCH diffusion_model.x.weight WEIGHT NOT MERGED torch.Size([4, 4]) != torch.Size([8, 8])",
     "lora-stops": traceback("RuntimeError: start (0) + length (4) exceeds dimension size (2).", EXECUTE,
                             ("/opt/ComfyUI/comfy/lora.py", "calculate_weight")),
     "lora-not-loaded": "lora key not loaded: lora_unet_layers_0_attention_qkv.lora_down.weight",
     "lora-composed-nothing": "Applied LoRA compositions to 0 module(s).",
     "convrot-recognised": traceback("AttributeError: 'NoneType' object has no attribute 'quant_config'", EXECUTE),
-    "nvfp4-without-configuration": traceback("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4096x3840 and 1920x3840)", EXECUTE),
+    "nvfp4-without-configuration": traceback(
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4096x3840 and 1920x3840)", EXECUTE),
     "hswq-purge": "[HSWQ ZI NVFP4 LoRA] nvfp4_baked=0 other_qt_baked=83",
-    "integer-parameters": traceback("RuntimeError: Only Tensors of floating point and complex dtype can require gradients",
+    "integer-parameters": traceback(
+        "RuntimeError: Only Tensors of floating point and complex dtype can require gradients",
                                     ("/opt/ComfyUI/custom_nodes/pack/int8_loader.py", "load")),
     "fp8-arithmetic": traceback("""NotImplementedError: "addmm_cuda" not implemented for 'Float8_e4m3fn'""", EXECUTE),
     "nunchaku-missing": traceback("ModuleNotFoundError: No module named 'nunchaku'", EXECUTE),
     "nunchaku-of-pypi": traceback("ModuleNotFoundError: No module named 'nunchaku.models'", EXECUTE),
-    "nunchaku-build": traceback("ImportError: /v/nunchaku/_C.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c105Error", EXECUTE),
-    "diffusers-old": traceback("ModuleNotFoundError: No module named 'diffusers.models.transformers.transformer_z_image'", EXECUTE),
-    "nunchaku-old": "ComfyUI-nunchaku 1.2.1 requires nunchaku >= v1.0.0, but found nunchaku 0.3.2. Please update nunchaku.",
+    "nunchaku-build": traceback(
+        "ImportError: /v/nunchaku/_C.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c105Error", EXECUTE),
+    "diffusers-old": traceback(
+        "ModuleNotFoundError: No module named 'diffusers.models.transformers.transformer_z_image'", EXECUTE),
+    "nunchaku-old":
+        "ComfyUI-nunchaku 1.2.1 requires nunchaku >= v1.0.0, but found nunchaku 0.3.2. Please update nunchaku.",
     "node-missing": "Node `NunchakuQwenImageDiTLoader` import failed:",
-    "torch-early": "WARNING: Potential Error in code: Torch already imported, torch should never be imported before this point.",
+    "torch-early":
+        "WARNING: Potential Error in code: Torch already imported, torch should never be imported before this point.",
 }
 
 #: Logs of other programs' failures, and of none: nothing is to be found in them.
@@ -65,9 +85,12 @@ STRANGERS = {
                                          ("/opt/ComfyUI/custom_nodes/other/nodes.py", "encode")),
     "another assertion": traceback("AssertionError", EXECUTE, ("/opt/ComfyUI/custom_nodes/other/nodes.py", "run")),
     "another ValueError": "ValueError: bad input",
-    "another multiplication": traceback("RuntimeError: mat1 and mat2 shapes cannot be multiplied (77x2048 and 768x320)", EXECUTE),
-    "another deepcopy": traceback("TypeError: 'NoneType' object is not callable", EXECUTE, ("/opt/x/nodes.py", "call_me")),
-    "another forward": traceback("TypeError: forward() got an unexpected keyword argument 'mask'", ("/opt/x/unet.py", "forward")),
+    "another multiplication": traceback(
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (77x2048 and 768x320)", EXECUTE),
+    "another deepcopy": traceback(
+        "TypeError: 'NoneType' object is not callable", EXECUTE, ("/opt/x/nodes.py", "call_me")),
+    "another forward": traceback(
+        "TypeError: forward() got an unexpected keyword argument 'mask'", ("/opt/x/unet.py", "forward")),
     "another list": traceback("AttributeError: 'list' object has no attribute 'add'", ("/opt/x/nodes.py", "tags")),
     "another undefined symbol": traceback("ImportError: /v/flash_attn_2_cuda.so: undefined symbol: _ZN3c10", EXECUTE),
 }
@@ -91,7 +114,8 @@ def json_of(text):
     """As ComfyUI's server gives its log."""
     import json
 
-    return json.dumps({"entries": [{"t": "2026-03-04T10:00:00", "m": line + "\n"} for line in text.split("\n")], "size": {}})
+    entries = [{"t": "2026-03-04T10:00:00", "m": line + "\n"} for line in text.split("\n")]
+    return json.dumps({"entries": entries, "size": {}})
 
 
 #: The ways in which a log reaches the doctor.

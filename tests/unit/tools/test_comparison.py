@@ -21,8 +21,9 @@ PAIRS = [
 ]
 
 
-def example(producer, kind, family, seed, **how):
-    return producers.make(producer, family, kind, rank=3, seed=seed, dims={"h": 576, "f": 40} if how.pop("large", False) else None, **how)
+def example(producer, kind, family, seed, large=False, **how):
+    dims = {"h": 576, "f": 40} if large else None
+    return producers.make(producer, family, kind, rank=3, seed=seed, dims=dims, **how)
 
 
 def dense(example_of, target, strength=1.0):
@@ -59,9 +60,11 @@ def test_each_layer_is_compared_as_its_dense_matrices_are(first, second, large):
 def test_all_layers_together_are_one_long_vector():
     one, two = (example("ai-toolkit", "lora", "z-image", seed) for seed in (1, 2))
     total = compare([(open_lora(one.tensors), 1.0)], [(open_lora(two.tensors), 0.5)]).total
-    flat = [np.concatenate([dense(side, target, strength).ravel() for target in one.layers]) for side, strength in ((one, 1.0), (two, 0.5))]
+    flat = [np.concatenate([dense(side, target, strength).ravel() for target in one.layers])
+            for side, strength in ((one, 1.0), (two, 0.5))]
     norms, cosine, difference = expected(*flat)
-    assert (total.first, total.second, total.cosine, total.relative) == pytest.approx((*norms, cosine, difference), rel=1e-6)
+    found = total.first, total.second, total.cosine, total.relative
+    assert found == pytest.approx((*norms, cosine, difference), rel=1e-6)
 
 
 def test_a_stack_is_the_sum_of_its_files_at_their_strengths():
@@ -89,7 +92,8 @@ def test_a_fused_layer_is_compared_with_the_parts_of_another_file(kind):
 
 def test_the_same_file_is_the_same_and_half_the_strength_is_half_of_it():
     file = open_lora(example("ai-toolkit", "lora", "qwen-image", 1).tensors)
-    assert all(layer.cosine == pytest.approx(1) and layer.relative == 0 for layer in compare([(file, 1)], [(file, 1)]).layers)
+    same = compare([(file, 1)], [(file, 1)])
+    assert all(layer.cosine == pytest.approx(1) and layer.relative == 0 for layer in same.layers)
     half = compare([(file, 1.0)], [(file, 0.5)]).total
     assert (half.cosine, half.ratio, half.relative) == pytest.approx((1, 0.5, 0.5))
 
@@ -97,7 +101,8 @@ def test_the_same_file_is_the_same_and_half_the_strength_is_half_of_it():
 def test_what_depends_on_the_base_is_not_compared_and_says_so():
     dora, plain = example("peft", "dora_flat", "z-image", 1), example("peft", "lora", "z-image", 1)
     comparison = compare([(open_lora(dora.tensors), 1.0)], [(open_lora(plain.tensors), 1.0)])
-    assert all(layer.difference is None and "DoRA depends on the base weight" in layer.note for layer in comparison.layers)
+    assert all(layer.difference is None for layer in comparison.layers)
+    assert all("DoRA depends on the base weight" in layer.note for layer in comparison.layers)
     assert comparison.total.relative == 0 and comparison.total.cosine is None
 
 
@@ -109,13 +114,15 @@ def test_layers_of_different_sizes_are_not_compared():
 
 
 def test_files_of_a_stack_that_disagree_about_a_size_are_refused():
-    one, two = (open_lora(producers.make("ai-toolkit", "z-image", dims={"h": h}).tensors, name=f"{h}") for h in (24, 48))
+    one, two = (open_lora(producers.make("ai-toolkit", "z-image", dims={"h": h}).tensors, name=f"{h}")
+                for h in (24, 48))
     with pytest.raises(LoraError, match="disagree about the size"):
         compare([(one, 1.0), (two, 1.0)], [(one, 1.0)])
 
 
 def test_files_for_different_models_are_refused():
-    one, two = (open_lora(producers.make("ai-toolkit", family).tensors, name=family) for family in ("z-image", "qwen-image"))
+    one, two = (open_lora(producers.make("ai-toolkit", family).tensors, name=family)
+                for family in ("z-image", "qwen-image"))
     with pytest.raises(UnknownFamily, match="different models"):
         compare([(one, 1.0)], [(two, 1.0)])
 
@@ -123,7 +130,8 @@ def test_files_for_different_models_are_refused():
 def test_components_are_in_the_order_of_the_model():
     one = open_lora(producers.make("ai-toolkit", "z-image").tensors)
     names = list(compare([(one, 1.0)], [(one, 1.0)]).components())
-    assert names[:4] == ["attention.to_q", "attention.to_k", "attention.to_v", "attention.out"] and names[-1] == "t_embedder.mlp.2"
+    assert names[:4] == ["attention.to_q", "attention.to_k", "attention.to_v", "attention.out"]
+    assert names[-1] == "t_embedder.mlp.2"
 
 
 def test_the_command_shows_the_total_the_components_and_the_layers_that_differ(command, written):
@@ -140,7 +148,8 @@ def test_the_command_gives_every_layer_as_json(command, written):
     code, out, _ = command("diff", "--json", path, f"{path}:0.25")
     found = json.loads(out)
     assert code == 0 and {layer["target"] for layer in found["layers"]} == set(example_of.layers)
-    assert found["total"]["ratio"] == pytest.approx(0.25) and found["total"]["relative_difference"] == pytest.approx(0.75)
+    assert found["total"]["ratio"] == pytest.approx(0.25)
+    assert found["total"]["relative_difference"] == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(("text", "wanted"), [
@@ -192,6 +201,7 @@ def test_interleaved_rows_are_put_back_in_their_places():
 
 def test_interleaved_rows_that_are_no_six_parts_are_refused():
     base = "transformer_blocks.0.img_mod.1."
-    (adapter,) = open_lora({base + "lora_A.weight": torch.ones(1, 4), base + "lora_B_interleaved.weight": torch.ones(8, 1)}).layers.values()
+    tensors = {base + "lora_A.weight": torch.ones(1, 4), base + "lora_B_interleaved.weight": torch.ones(8, 1)}
+    (adapter,) = open_lora(tensors).layers.values()
     with pytest.raises(LoraError, match="six equal parts"):
         adapter.delta()

@@ -18,21 +18,29 @@ from qpatch.lora.source import DictSource
 
 #: Why a kind of adapter cannot be held by a format (words of the message).
 BASE, BIAS, RANK = "depends on the base weight", "no place for the change of a bias", "--rank N"
+NEED_BASE = ("dora_lokr", "peft_oft", "peft_oft_shared", "oft", "boft", "glora", "glora_old", "ia3_rows", "ia3_columns",
+             "peft_ia3", "peft_ia3_ffn", "set_weight")
 REFUSED = {
-    **{("nunchaku", kind): BASE for kind in ("dora", "dora_flat", "dora_columns", "dora_lokr", "peft_oft", "peft_oft_shared", "oft", "boft",
-                                             "glora", "glora_old", "ia3_rows", "ia3_columns", "peft_ia3", "peft_ia3_ffn", "set_weight")},
-    **{("diffusers", kind): BASE for kind in ("dora_lokr", "peft_oft", "peft_oft_shared", "oft", "boft", "glora", "glora_old", "ia3_rows",
-                                              "ia3_columns", "peft_ia3", "peft_ia3_ffn", "set_weight")},
+    **{("diffusers", kind): BASE for kind in NEED_BASE},
+    **{("nunchaku", kind): BASE for kind in (*NEED_BASE, "dora", "dora_flat", "dora_columns")},
     ("diffusers", "dora_columns"): "scales columns", ("diffusers", "diff_b"): BIAS,
     ("diffusers", "diff"): RANK, ("nunchaku", "diff"): RANK,
 }
-CASES = [(name, family, kind) for name, rules in producers.PRODUCERS.items() for family in rules.families for kind in rules.kinds]
+CASES = [(name, family, kind) for name, rules in producers.PRODUCERS.items()
+         for family in rules.families for kind in rules.kinds]
+NAMES = r"((transformer_blocks|layers|noise_refiner|context_refiner)\.\d+\.|[a-z_]+\.)"
 SPELLED = {
-    "comfyui": r"diffusion_model\.(transformer_blocks|layers|noise_refiner|context_refiner)\.\d+\.|diffusion_model\.[a-z_]+",
-    "diffusers": r"(transformer\.)?(transformer_blocks|layers|noise_refiner|context_refiner)\.\d+\.|(transformer\.)?[a-z_]+\.",
+    "comfyui": r"diffusion_model\." + NAMES,
+    "diffusers": r"(transformer\.)?" + NAMES,
     "kohya": r"lora_unet_[A-Za-z0-9_]+\.",
     "nunchaku": r"diffusion_model\.",
 }
+
+
+def lost_share(before, after):
+    """Norm of what the changes lack, over their norm."""
+    lost = sum(np.sum((before[target][0] - after[target][0]) ** 2) for target in before)
+    return (lost / sum(np.sum(weight**2) for weight, _ in before.values())) ** 0.5
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -56,7 +64,8 @@ def test_every_format_in_and_every_format_out_changes_the_same(producer, family,
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("family", ["qwen-image", "z-image"])
 def test_there_and_back_is_bitwise_the_same_file(family, name, via):
-    source = convert(open_lora(producers.make("musubi", family, rank=3, alpha=2.0, dtype=torch.bfloat16).tensors), FORMATS[name])
+    example = producers.make("musubi", family, rank=3, alpha=2.0, dtype=torch.bfloat16)
+    source = convert(open_lora(example.tensors), FORMATS[name])
     there = convert(open_lora(source.tensors), FORMATS[via])
     back = convert(open_lora(there.tensors), FORMATS[name])
     if (family, name, via) == ("z-image", "kohya", "nunchaku"):
@@ -64,7 +73,8 @@ def test_there_and_back_is_bitwise_the_same_file(family, name, via):
         assert largest_error(changes(open_lora(source.tensors)), changes(open_lora(back.tensors))) == 0
         return
     assert set(back.tensors) == set(source.tensors)
-    assert all(torch.equal(back.tensors[key], tensor) and back.tensors[key].dtype == tensor.dtype for key, tensor in source.tensors.items())
+    for key, tensor in source.tensors.items():
+        assert torch.equal(back.tensors[key], tensor) and back.tensors[key].dtype == tensor.dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -75,7 +85,7 @@ def test_factors_keep_their_values_in_every_dtype(dtype):
 
 
 def test_the_nunchaku_form_has_its_terms_in_place():
-    """Rows of fused layers in the order of the modules, rows of modulations interleaved, written out here a second time."""
+    """Rows of fused layers in the order of the modules, rows of modulations interleaved: written out a second time."""
     qwen, z = (producers.make("ai-toolkit", family, rank=2, singles=False) for family in ("qwen-image", "z-image"))
     tensors = convert(open_lora(qwen.tensors), FORMATS["nunchaku"]).tensors
     up = qwen.layers["transformer_blocks.0.img_mod.1"].tensors["up"]
@@ -135,14 +145,16 @@ def test_alpha_is_kept_and_never_multiplied_in(name):
 def test_names_for_diffusers_have_its_prefix_unless_there_are_alphas():
     """It puts the prefix in front of the names of a file with alphas itself."""
     for producer, prefix in (("ai-toolkit", "transformer.layers."), ("musubi", "layers.")):
-        keys = convert(open_lora(producers.make(producer, "z-image", rank=4, alpha=1.0).tensors), FORMATS["diffusers"]).tensors
+        file = open_lora(producers.make(producer, "z-image", rank=4, alpha=1.0).tensors)
+        keys = convert(file, FORMATS["diffusers"]).tensors
         assert sum(key.startswith(prefix) for key in keys) > 10
         assert any(key.endswith(".alpha") for key in keys) == (producer == "musubi")
 
 
 def test_alpha_is_written_without_need_only_in_the_kohya_format():
     file = open_lora(producers.make("ai-toolkit", "z-image", rank=4).tensors)
-    counts = {name: sum(key.endswith(".alpha") for key in convert(file, format).tensors) for name, format in FORMATS.items()}
+    counts = {name: sum(key.endswith(".alpha") for key in convert(file, format).tensors)
+              for name, format in FORMATS.items()}
     assert counts == {"comfyui": 0, "diffusers": 0, "kohya": len(file.layers), "nunchaku": 0}
 
 
@@ -155,7 +167,8 @@ def test_alpha_from_the_metadata_is_written_down_when_asked_for():
         assert "lora_adapter_metadata" not in result.metadata
 
 
-@pytest.mark.parametrize(("producer", "kind"), [("musubi", "lora"), ("ai-toolkit", "lokr_full"), ("musubi", "loha"), ("comfyui extract", "diff")])
+@pytest.mark.parametrize(("producer", "kind"), [("musubi", "lora"), ("ai-toolkit", "lokr_full"), ("musubi", "loha"),
+                                                ("comfyui extract", "diff")])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_smaller_rank_has_the_error_that_is_stated(producer, kind, name):
     example = producers.make(producer, "z-image", kind, rank=6, singles=False)
@@ -166,9 +179,9 @@ def test_a_smaller_rank_has_the_error_that_is_stated(producer, kind, name):
     result = convert(file, FORMATS[name], max_rank=2)
     before, after = changes(file), changes(open_lora(result.tensors))
     # In the fused form a module is as wide as its parts together.
-    assert max(adapter.rank for adapter in open_lora(result.tensors).layers.values()) <= 2 * (3 if name == "nunchaku" else 1)
-    lost = sum(np.sum((before[target][0] - after[target][0]) ** 2) for target in before)
-    assert result.error == pytest.approx((lost / sum(np.sum(weight**2) for weight, _ in before.values())) ** 0.5, rel=1e-4)
+    widest = max(adapter.rank for adapter in open_lora(result.tensors).layers.values())
+    assert widest <= 2 * (3 if name == "nunchaku" else 1)
+    assert result.error == pytest.approx(lost_share(before, after), rel=1e-4)
     if name == "comfyui":
         for target, error in result.errors.items():
             one, two = before[str(target)][0], after[str(target)][0]
@@ -180,7 +193,8 @@ def test_a_smaller_rank_has_the_error_that_is_stated(producer, kind, name):
 def test_layers_within_the_rank_are_not_touched():
     file = open_lora(producers.make("musubi", "z-image", rank=4).tensors)
     result = convert(file, FORMATS["kohya"], max_rank=4)
-    assert result.error == 0 and not result.errors and largest_error(changes(file), changes(open_lora(result.tensors))) == 0
+    assert result.error == 0 and not result.errors
+    assert largest_error(changes(file), changes(open_lora(result.tensors))) == 0
 
 
 @pytest.mark.parametrize("kind", ["lora", "lokr_full"])
@@ -189,10 +203,8 @@ def test_rounding_to_another_precision_has_the_error_that_is_stated(dtype, kind)
     file = open_lora(producers.make("ai-toolkit", "z-image", kind).tensors)
     result = convert(file, FORMATS["comfyui"], dtype=dtype)
     before, after = changes(file), changes(open_lora(result.tensors))
-    lost = sum(np.sum((before[target][0] - after[target][0]) ** 2) for target in before)
     assert {tensor.dtype for key, tensor in result.tensors.items() if not key.endswith("alpha")} == {dtype}
-    assert result.error == pytest.approx((lost / sum(np.sum(weight**2) for weight, _ in before.values())) ** 0.5, rel=1e-3)
-    assert result.error > 1e-5
+    assert result.error == pytest.approx(lost_share(before, after), rel=1e-3) and result.error > 1e-5
 
 
 def test_numbers_that_a_precision_cannot_hold_are_refused():
@@ -206,7 +218,8 @@ def test_numbers_that_a_precision_cannot_hold_are_refused():
 def test_text_encoder_keys_are_copied_as_they_are():
     tensors = {**producers.make("musubi", "qwen-image").tensors, "lora_te_layers_0.lora_down.weight": torch.ones(2, 3)}
     result = convert(open_lora(tensors), FORMATS["diffusers"])
-    assert torch.equal(result.tensors["lora_te_layers_0.lora_down.weight"], torch.ones(2, 3)) and result.text_encoder_keys == 1
+    assert torch.equal(result.tensors["lora_te_layers_0.lora_down.weight"], torch.ones(2, 3))
+    assert result.text_encoder_keys == 1
 
 
 def test_what_the_format_cannot_hold_is_dropped_only_when_asked_and_listed():
@@ -222,7 +235,8 @@ def test_what_the_format_cannot_hold_is_dropped_only_when_asked_and_listed():
 
 
 def test_keys_that_composing_leaves_out_are_listed():
-    tensors = {**producers.make("ai-toolkit", "z-image").tensors, "diffusion_model.layers.0.attention.to_x.lora_A.weight": torch.ones(2, 24)}
+    tensors = {**producers.make("ai-toolkit", "z-image").tensors,
+               "diffusion_model.layers.0.attention.to_x.lora_A.weight": torch.ones(2, 24)}
     assert "to_x" in convert(open_lora(tensors), FORMATS["kohya"]).left_out[0][0]
 
 
@@ -244,7 +258,8 @@ def test_metadata_is_kept_what_is_stale_goes_and_the_history_grows(tmp_path):
 def test_a_lokr_of_a_fused_layer_is_cut_where_its_outer_factor_allows_it():
     for rows, possible in ((6, True), (4, False)):
         w1, w2 = torch.randn(rows, 4), torch.randn(72 // rows, 6)
-        file = open_lora({"diffusion_model.layers.0.attention.qkv.lokr_w1": w1, "diffusion_model.layers.0.attention.qkv.lokr_w2": w2})
+        name = "diffusion_model.layers.0.attention.qkv"
+        file = open_lora({f"{name}.lokr_w1": w1, f"{name}.lokr_w2": w2})
         full = torch.kron(w1.double(), w2.double()).numpy()
         (adapter,) = file.layers.values()
         if not possible:
@@ -264,7 +279,8 @@ def test_a_full_lokr_at_real_size_needs_a_rank_and_gets_the_best_one(tmp_path):
     with pytest.raises(LoraError, match="--rank N"):
         convert(file, FORMATS["diffusers"])
     result = convert(file, FORMATS["diffusers"], max_rank=8)
-    values = torch.outer(torch.linalg.svdvals(w1.double()), torch.linalg.svdvals(w2.double())).flatten().sort(descending=True).values
+    products = torch.outer(torch.linalg.svdvals(w1.double()), torch.linalg.svdvals(w2.double()))
+    values = products.flatten().sort(descending=True).values
     assert result.error == pytest.approx((values[8:].square().sum() / values.square().sum()).sqrt().item(), rel=1e-4)
     up, down = (result.tensors[f"transformer.layers.0.attention.to_out.0.lora_{name}.weight"] for name in "BA")
     assert up.shape == (3840, 8) and down.shape == (8, 3840)

@@ -18,7 +18,8 @@ def test_a_file_is_described_in_100_columns(command, written, monkeypatch):
     code, out, err = command("inspect", path)
     assert code == 0 and err == ""
     assert max(map(len, out.splitlines())) <= 100
-    for fact in ("lightx2v", "Qwen-Image", "8 (726 layers)", "1 (726 layers)", "alpha 1 / rank 8", "60/60", "0/60", "F32"):
+    for fact in ("lightx2v", "Qwen-Image", "8 (726 layers)", "1 (726 layers)", "alpha 1 / rank 8", "60/60", "0/60",
+                 "F32"):
         assert fact in out
 
 
@@ -62,7 +63,8 @@ def test_json_says_everything_and_nothing_else_is_printed(command, written):
     assert all(layer["rank"] == 2 and layer["alpha"] == 1.0 and layer["scale"] == 0.5 and layer["norm"] > 0
                for layer in found["layers"])
     coverage = {row["component"]: row for row in found["coverage"]}
-    assert coverage["attention.to_q"]["layers"] == 3 and "layers.1.attention.to_q" in coverage["attention.to_q"]["missing"]
+    assert coverage["attention.to_q"]["layers"] == 3
+    assert "layers.1.attention.to_q" in coverage["attention.to_q"]["missing"]
     assert coverage["adaLN_modulation.0"]["layers"] == 0
 
 

@@ -1,4 +1,4 @@
-"""``qpatch lora convert`` and ``merge``: files written whole or not at all, never over an input, one line for an error."""
+"""``qpatch lora convert`` and ``merge``: files whole or not at all, never over an input, one line for an error."""
 
 import json
 import os
@@ -29,7 +29,8 @@ def test_a_converted_file_says_where_it_comes_from_and_that_it_is_exact(command,
 
 def test_a_smaller_rank_states_the_error_and_the_worst_layers(command, written, tmp_path):
     _, path = written("musubi", "z-image", rank=6)
-    code, out, _ = command("convert", path, "-o", tmp_path / "out.safetensors", "--to", "kohya", "--rank", 2, "--precision", "bf16")
+    code, out, _ = command("convert", path, "-o", tmp_path / "out.safetensors", "--to", "kohya", "--rank", 2,
+                           "--precision", "bf16")
     assert code == 0 and "error: " in out and "%" in out
     code, out, _ = command("convert", path, "-o", tmp_path / "b.safetensors", "--to", "kohya", "--rank", 2, "--json")
     found = json.loads(out)
@@ -116,8 +117,10 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(command, written, tmp_path
 
 @pytest.mark.parametrize("words", [
     ["convert", "a.safetensors", "--to", "kohya"], ["convert", "a.safetensors", "-o", "x.safetensors"],
-    ["convert", "a.safetensors", "-o", "x.bin", "--to", "kohya"], ["convert", "a", "-o", "x.safetensors", "--to", "onnx"],
-    ["convert", "a", "-o", "x.safetensors", "--to", "kohya", "--rank", "0"], ["merge", "-o", "x.safetensors"], ["transmogrify"], [],
+    ["convert", "a.safetensors", "-o", "x.bin", "--to", "kohya"],
+    ["convert", "a", "-o", "x.safetensors", "--to", "onnx"],
+    ["convert", "a", "-o", "x.safetensors", "--to", "kohya", "--rank", "0"],
+    ["merge", "-o", "x.safetensors"], ["transmogrify"], [],
 ])
 def test_a_wrong_command_line_gets_one_line_and_exit_code_2(words, capsys):
     from qpatch import cli

@@ -158,4 +158,4 @@ def test_drawing_leaves_the_state_of_matplotlib_alone(written, tmp_path):
             "before = [rc[name] for name in names]; from qpatch.cli import main;"
             "main(['lora', 'inspect', sys.argv[1], '--plot', sys.argv[2]]);"
             "assert [rc[name] for name in names] == before and 'matplotlib.pyplot' not in sys.modules")
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code, path, tmp_path / "x.png"], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, path, tmp_path / "x.png"], check=True, capture_output=True)
