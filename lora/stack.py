@@ -14,6 +14,7 @@ from .files import LoraFile
 from .keys import Target
 from .lowrank import Change, to_dense
 from .products import Part, part_of, part_of_terms
+from .progress import Progress, track
 from .structured import Kronecker, Structured
 from .terms import Delta, Term
 
@@ -64,7 +65,8 @@ class Layer:
         return [part_of_terms(self.terms), *found] if self.terms else found
 
 
-def layers(files: Sequence[tuple[LoraFile, float]], split: Iterable[str] = ()) -> dict[Target, Layer]:
+def layers(files: Sequence[tuple[LoraFile, float]], split: Iterable[str] = (),
+           progress: Progress | None = None) -> dict[Target, Layer]:
     """The change of every source layer that the ``files`` touch, each at its strength.
 
     A fused module comes in its parts if any of the files, or ``split``, has parts of it. Reads all data that it
@@ -73,10 +75,10 @@ def layers(files: Sequence[tuple[LoraFile, float]], split: Iterable[str] = ()) -
     family = one_family([file for file, _ in files])
     apart = {target.module for file, _ in files for target in file.layers if target.part is not None} | set(split)
     found: dict[Target, Layer] = {}
-    for file, strength in files:
-        for target, adapter in file.layers.items():
-            for piece, delta in _pieces(family, target, adapter, target.module in apart):
-                _add(found.setdefault(piece, Layer()), adapter, delta, strength, piece)
+    wanted = [(target, adapter, strength) for file, strength in files for target, adapter in file.layers.items()]
+    for target, adapter, strength in track(wanted, len(wanted), "reading", progress):
+        for piece, delta in _pieces(family, target, adapter, target.module in apart):
+            _add(found.setdefault(piece, Layer()), adapter, delta, strength, piece)
     return found
 
 

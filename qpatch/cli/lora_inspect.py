@@ -57,9 +57,8 @@ def _survey(path, arguments):
 
     try:
         found = survey(path, None if arguments.model == "auto" else arguments.model)
-        if arguments.norms:
-            measure(found)
-        return found
+        with found.reader:
+            return measure(found) if arguments.norms else found
     except LoraError as error:
         if arguments.debug:
             raise
