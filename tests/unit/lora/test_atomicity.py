@@ -213,6 +213,21 @@ def test_weights_that_are_a_read_only_mapping_of_a_file_are_never_written(model,
     assert [hashlib.sha256(one.read_bytes()).hexdigest() for one in files] == sums
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_a_composed_factor_that_was_replaced_by_a_mapping_is_not_written_either(model, tmp_path):
+    """As after a composed checkpoint was saved and loaded into the model again."""
+    lora.compose(model, [(small(), 1.0)])
+    up = model.get_submodule("transformer_blocks.0.attn.to_out.0").proj_up
+    stored = tmp_path / "factor"
+    stored.write_bytes(up.detach().view(torch.uint8).numpy().tobytes())
+    before = stored.read_bytes()
+    up.data = torch.from_numpy(np.memmap(stored, dtype=np.uint8, mode="r")).view(up.dtype).view(up.shape)
+    lora.set_strengths(model, [0.5])
+    halved = bits(model)
+    lora.compose(model, [(small(), 0.5)])
+    assert same(bits(model), halved) and stored.read_bytes() == before
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_models_made_and_composed_in_inference_mode_can_be_changed_outside_of_it(inside):
     with torch.inference_mode(inside):
