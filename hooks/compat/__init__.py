@@ -118,7 +118,8 @@ class Repair:
 
     def patches(self, module: ModuleType) -> list[Patch]:
         """One patch for each spot that is broken."""
-        return [spot.patch(module) for spot in self.spots(module) if self._judge(spot, module).verdict == needed("").verdict]
+        wanted = needed("").verdict
+        return [spot.patch(module) for spot in self.spots(module) if self._judge(spot, module).verdict == wanted]
 
 
 def accepts(function: Callable, name: str) -> bool:

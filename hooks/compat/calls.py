@@ -51,7 +51,8 @@ def _never(self, value) -> bool:
 
 
 def _same(value, default) -> bool:
-    return value is default or (isinstance(value, (bool, int, float, str)) and type(value) is type(default) and value == default)
+    plain = isinstance(value, (bool, int, float, str)) and type(value) is type(default)
+    return value is default or (plain and value == default)
 
 
 def _title(self, function) -> str:

@@ -35,7 +35,8 @@ def _look_inside(original, module):
 def _set_inside(original, module):
     def __setattr__(self, name, value):
         inside = vars(self).get("_modules", {}).get("model")
-        of_the_model = inside is not None and name not in self._modules and (name in inside._modules or name in inside._parameters)
+        layers = () if inside is None else (*inside._modules, *inside._parameters)
+        of_the_model = name in layers and name not in self._modules
         return setattr(inside, name, value) if of_the_model else original(self, name, value)
     return __setattr__
 

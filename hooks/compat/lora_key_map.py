@@ -11,7 +11,8 @@ from . import Repair, Spot
 
 def _shares(original, module):
     parameter = inspect.signature(original).parameters.get("key_map")
-    return "the default key map is one dict for the whole process" if parameter and isinstance(parameter.default, dict) else None
+    shared = parameter is not None and isinstance(parameter.default, dict)
+    return "the default key map is one dict for the whole process" if shared else None
 
 
 def _own(original, module):

@@ -23,7 +23,10 @@ def _stops(original, module):
 
 
 def misfit(patch, shape) -> str | None:
-    """Why ``patch`` (strength, what, model strength, slice, function) is not one for a weight of ``shape``, as far as shapes tell."""
+    """Why ``patch`` is not one for a weight of ``shape``, as far as shapes tell; None if it may be.
+
+    ``patch`` is ComfyUI's (strength, what, model strength, slice (axis, start, length) or None, function).
+    """
     what, part = patch[1], patch[3]
     weights = getattr(what, "weights", None)
     if getattr(what, "name", None) != "lora" or len(shape) != 2 or weights[5] is not None or weights[3] is not None:

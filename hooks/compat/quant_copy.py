@@ -10,7 +10,7 @@ from qpatch.patching import Supply
 
 
 def deepcopy_of(self, memo):
-    """``__deepcopy__`` of a QuantizedTensor, bare or as a Parameter: a clone that owns its packed numbers and scales."""
+    """``__deepcopy__`` of a QuantizedTensor, bare or as a Parameter: a clone that owns its numbers and scales."""
     copied = self.detach().clone()
     if isinstance(self, torch.nn.Parameter):
         copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)

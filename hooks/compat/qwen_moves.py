@@ -18,7 +18,8 @@ from . import Repair, Spot
 
 def _silent(original, module):
     names = {name for layer in layers(original) for name in layer.__code__.co_names}
-    return None if names & {"model_loaded_weight_memory", "super"} else f"{original.__name__} does not record what it moves"
+    records = names & {"model_loaded_weight_memory", "super"}
+    return None if records else f"{original.__name__} does not record what it moves"
 
 
 def _record(model, *, device, size, patches):

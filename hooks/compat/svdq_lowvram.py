@@ -33,7 +33,8 @@ def _give_lists(original, module):
 
 
 REPAIR = Repair(
-    Spot("add_comfy_cast_weights_attr", _lacks_lists, _give_lists, absent="quantized layers are not offloaded in this release"),
+    Spot("add_comfy_cast_weights_attr", _lacks_lists, _give_lists,
+         absent="quantized layers are not offloaded in this release"),
     fine="offloadable quantized layers have all that the low-VRAM path reads",
 )
 examine, patches = REPAIR.examine, REPAIR.patches

@@ -26,8 +26,8 @@ def rows(context) -> list[known.Row]:
     if comfyui.program(context) is None:
         return []
     why = None if states.live() else "the import hook is not live"
-    off = {hook.name: why or toggles.why_disabled(hook) for hook in catalogue.HOOKS if why or toggles.why_disabled(hook)}
-    return known.breaks(versions(context), off)
+    off = {hook.name: why or toggles.why_disabled(hook) for hook in catalogue.HOOKS}
+    return known.breaks(versions(context), {name: reason for name, reason in off.items() if reason})
 
 
 def known_breaks(context) -> Verdict:
@@ -35,7 +35,8 @@ def known_breaks(context) -> Verdict:
     found = rows(context)
     if not found:
         return skipped("no ComfyUI folder was looked at")
-    number = {state: sum(row.state == state for row in found) for state in (known.MENDED, known.NOT_NEEDED, known.NOT_MENDED)}
+    states_of = [row.state for row in found]
+    number = {state: states_of.count(state) for state in (known.MENDED, known.NOT_NEEDED, known.NOT_MENDED)}
     text = (f"of {len(found)} known breaks between releases, {number[known.MENDED]} are here and mended, "
             f"{number[known.NOT_NEEDED]} are not here, {number[known.NOT_MENDED]} are here and not mended")
     return note(text, "see the table below") if number[known.NOT_MENDED] else ok(text)

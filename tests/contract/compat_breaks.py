@@ -69,8 +69,9 @@ def qwen(lazy=False):
 def qwen_patcher(model):
     import torch
 
-    names = [name for name in sys.modules if name.endswith((".model_patcher.common", ".model_patcher")) and name != "comfy.model_patcher"]
-    cls = next(vars(sys.modules[name])["NunchakuModelPatcher"] for name in names if "NunchakuModelPatcher" in vars(sys.modules[name]))
+    ends = (".model_patcher.common", ".model_patcher")
+    modules = [module for name, module in sys.modules.items() if name.endswith(ends)]
+    cls = next(vars(module)["NunchakuModelPatcher"] for module in modules if "NunchakuModelPatcher" in vars(module))
     return cls(model, torch.device("cpu"), torch.device("cpu"))
 
 
@@ -80,14 +81,16 @@ def rotary():
     module = sys.modules.get("comfy.ldm.qwen_image.model") or __import__("comfy.ldm.qwen_image.model", fromlist=["x"])
     x, angles = torch.randn(1, 4, 2, 8, dtype=torch.float64), torch.rand(4, 4, dtype=torch.float64) * 6
     table = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1).reshape(1, 4, 1, 4, 2, 2)
-    turned = torch.view_as_complex(x.reshape(1, 4, 2, 4, 2)) * torch.polar(torch.ones_like(angles), angles)[None, :, None]
+    rotation = torch.polar(torch.ones_like(angles), angles)[None, :, None]
+    turned = torch.view_as_complex(x.reshape(1, 4, 2, 4, 2)) * rotation
     return (module.apply_rotary_emb(x, table) - torch.view_as_real(turned).reshape(x.shape)).abs().max().item()
 
 
 def clone():
     import comfy.model_patcher
 
-    asked = {"disable_dynamic": True} if "disable_dynamic" in inspect.signature(comfy.model_patcher.ModelPatcher.clone).parameters else {}
+    knows = inspect.signature(comfy.model_patcher.ModelPatcher.clone).parameters
+    asked = {"disable_dynamic": True} if "disable_dynamic" in knows else {}
     patcher = zimage_patcher(zimage())
     made = patcher.clone(**asked)
     return [type(made) is type(patcher), made.model is patcher.model, made.svdq_backup is patcher.svdq_backup]
@@ -129,8 +132,8 @@ def batch():
             kernels.fill(layer, generator)
             continue
         for name, value in layer.named_parameters(recurse=False):
-            value.data.copy_(torch.randn(value.shape, generator=generator) * value.shape[-1] ** -0.5 if value.ndim > 1 else
-                             torch.full(value.shape, float(name == "weight")))
+            drawn = torch.randn(value.shape, generator=generator) * value.shape[-1] ** -0.5
+            value.data.copy_(drawn if value.ndim > 1 else torch.full(value.shape, float(name == "weight")))
     x = torch.randn(3, 16, 16, 16, generator=generator, dtype=torch.bfloat16)
     text = torch.randn(3, 7, 256, generator=generator, dtype=torch.bfloat16)
 
@@ -139,8 +142,11 @@ def batch():
             return model(x[images], torch.full((len(x[images]),), 0.5), text[images], 7).float()
 
     alone = [run(slice(i, i + 1))[0] for i in range(3)]
-    return {str(size): outcome(lambda size=size: [
-        ((image - want).norm() / want.norm()).item() for image, want in zip(run(slice(0, size)), alone)]) for size in (2, 3)}
+
+    def errors(size):
+        return [((image - want).norm() / want.norm()).item() for image, want in zip(run(slice(0, size)), alone)]
+
+    return {str(size): outcome(lambda size=size: errors(size)) for size in (2, 3)}
 
 
 def plain_dtypes():
@@ -148,15 +154,15 @@ def plain_dtypes():
     import torch
 
     found = {}
+    packed = ("proj_", "smooth_", "wscales", "wzeros", "qweight", "wcscales")
     for dtype in (torch.float32, torch.float16):
-        model = qwen(lazy=True)
-        packed = ("proj_", "smooth_", "wscales", "wzeros", "qweight", "wcscales")
-        state = {name: value.to(dtype) if value.is_floating_point() and not any(part in name for part in packed) else value
-                 for name, value in qwen().diffusion_model.state_dict().items()}
+        model, state = qwen(lazy=True), qwen().diffusion_model.state_dict()
+        plain = [name for name in state if not any(part in name for part in packed)]
+        state.update({name: state[name].to(dtype) for name in plain if state[name].is_floating_point()})
         with dynamic_vram(True):
             model.load_model_weights(state, "")
-        plain = [model.diffusion_model.img_in, model.diffusion_model.txt_in, model.diffusion_model.proj_out]
-        found[str(dtype)] = sorted({str(value.dtype) for layer in plain for value in layer.parameters()})
+        layers = [model.diffusion_model.img_in, model.diffusion_model.txt_in, model.diffusion_model.proj_out]
+        found[str(dtype)] = sorted({str(value.dtype) for layer in layers for value in layer.parameters()})
     return found
 
 
@@ -193,8 +199,10 @@ def misfits():
         "transposed": (lora((6, 2), (2, 8), None, None, None, None), None),
         "set of another size": (("set", (torch.ones(9, 6),)), None),
     }
-    return {name: outcome(lambda what=what, offset=offset: comfy.lora.calculate_weight(
-        [(1.0, what, 1.0, offset, None)], torch.zeros(8, 6), "k").sum().item()) for name, (what, offset) in cases.items()}
+    def added(what, offset):
+        return comfy.lora.calculate_weight([(1.0, what, 1.0, offset, None)], torch.zeros(8, 6), "k").sum().item()
+
+    return {name: outcome(lambda case=case: added(*case)) for name, case in cases.items()}
 
 
 def key_map():
@@ -219,14 +227,19 @@ def quantized():
 
     layout = comfy.quant_ops.QUANT_ALGOS["float8_e4m3fn"]["comfy_tensor_layout"]
     weight = comfy.quant_ops.QuantizedTensor.from_float(torch.randn(32, 32, dtype=torch.bfloat16), layout)
-    state = {**weight.state_dict("layer.weight"),
-             "layer.comfy_quant": torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)}
+    configuration = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
+    state = {**weight.state_dict("layer.weight"), "layer.comfy_quant": configuration}
     model = torch.nn.Module()
-    model.layer = comfy.ops.mixed_precision_ops({}, torch.bfloat16, disabled=["nvfp4"]).Linear(32, 32, bias=False, device="cpu", dtype=torch.bfloat16)
+    operations = comfy.ops.mixed_precision_ops({}, torch.bfloat16, disabled=["nvfp4"])
+    model.layer = operations.Linear(32, 32, bias=False, device="cpu", dtype=torch.bfloat16)
     model.load_state_dict(state, strict=False)
     cpu = torch.device("cpu")
+
+    def numbers(of):
+        return of.layer.weight.dequantize()
+
     return {
-        "copy": outcome(lambda: torch.equal(copy.deepcopy(model).layer.weight.dequantize(), model.layer.weight.dequantize())),
+        "copy": outcome(lambda: torch.equal(numbers(copy.deepcopy(model)), numbers(model))),
         "keys": outcome(lambda: list(comfy.model_patcher.ModelPatcher(model, cpu, cpu).get_key_patches())),
         "in a Parameter": isinstance(model.layer.weight, comfy.quant_ops.QuantizedTensor),
     }
@@ -262,7 +275,8 @@ def qwen_calls():
     }
 
 
-BREAKS = (rotary, clone, returned_weight, partial_unload, batch, plain_dtypes, moves, misfits, key_map, quantized, flux, qwen_calls)
+BREAKS = (rotary, clone, returned_weight, partial_unload, batch, plain_dtypes, moves, misfits, key_map, quantized,
+          flux, qwen_calls)
 
 
 def main():

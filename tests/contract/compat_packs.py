@@ -17,7 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "standins"))
 import build_zimage  # noqa: E402
 
 #: Functions of packs that patch ComfyUI when a loader node of theirs runs.
-LATER = (".patches.comfy_quant_int8", "apply_comfy_quant_int8_patches"), (".nodes.nvfp4.comfy_quant_nvfp4", "apply_comfy_quant_nvfp4_patches")
+LATER = (
+    (".patches.comfy_quant_int8", "apply_comfy_quant_int8_patches"),
+    (".nodes.nvfp4.comfy_quant_nvfp4", "apply_comfy_quant_nvfp4_patches"),
+)
 
 
 def prestart(packs):
@@ -48,8 +51,8 @@ def depths():
     for hook in HOOKS:
         for attempt in states.attempts(hook):
             for patch in attempt.patches:
-                current = vars(patch.owner).get(patch.name)
-                found[f"{hook.name}: {patch!r}"] = sum(layers.marked(layer, hook.name) for layer in layers.layers(current))
+                stack = layers.layers(vars(patch.owner).get(patch.name))
+                found[f"{hook.name}: {patch!r}"] = sum(layers.marked(layer, hook.name) for layer in stack)
     return found
 
 

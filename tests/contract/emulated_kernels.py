@@ -44,8 +44,8 @@ class Kernels:
         lora_act_out.zero_()
         lora_act_out[: len(x)] = x.float() @ self.unpack(lora_down, down=True).float().T
 
-    def gemm(self, act, wgt, out, qout, ascales, wscales, oscales, poolout, lora_act_in, lora_up, lora_down, lora_act_out,
-             norm_q, norm_k, rotary_emb, bias, *rest):
+    def gemm(self, act, wgt, out, qout, ascales, wscales, oscales, poolout, lora_act_in, lora_up, lora_down,
+             lora_act_out, norm_q, norm_k, rotary_emb, bias, *rest):
         x = self.inputs[act.data_ptr()]
         y = x @ self.dense[wgt.data_ptr()].T + lora_act_in[: len(x)] @ self.unpack(lora_up, down=False).float().T
         y = y if bias is None else y + bias.float()

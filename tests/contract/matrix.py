@@ -1,6 +1,7 @@
 """Makes the table of docs/compatibility.md: every hook against every ComfyUI checkout in a folder.
 
-    python tests/contract/matrix.py CHECKOUTS --nunchaku FOLDER --pack FOLDER [--pack FOLDER ...] [--write docs/compatibility.md]
+    python tests/contract/matrix.py CHECKOUTS --nunchaku FOLDER --pack FOLDER [--pack FOLDER ...]
+                                    [--write docs/compatibility.md]
 
 CHECKOUTS holds ComfyUI folders. The interpreter needs qpatch installed, and ComfyUI's requirements. Each
 checkout is loaded in a child process with each version of ComfyUI-nunchaku, as ComfyUI loads it, and the
@@ -17,7 +18,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 MARKS = ("<!-- matrix: made by tests/contract/matrix.py -->", "<!-- end of matrix -->")
 #: State -> cell; the legend stands in the document.
-SIGNS = {"applied": "A", "not-needed": "–", "waiting": "", "disabled": "o", "incompatible": "I", "failed": "**F**", "lost": "**L**"}
+SIGNS = {"applied": "A", "not-needed": "–", "waiting": "", "disabled": "o", "incompatible": "I",
+         "failed": "**F**", "lost": "**L**"}
 
 
 def version(folder: Path) -> str:
@@ -54,7 +56,8 @@ def table(title: str, columns: list[str], found: list[dict[str, str]]) -> list[s
 
 
 def made(arguments) -> str:
-    checkouts = sorted((path for path in arguments.checkouts.iterdir() if (path / "comfy").is_dir()), key=lambda path: numbers(version(path)))
+    folders = [path for path in arguments.checkouts.iterdir() if (path / "comfy").is_dir()]
+    checkouts = sorted(folders, key=lambda path: numbers(version(path)))
     if not checkouts:
         raise SystemExit(f"{arguments.checkouts} holds no ComfyUI folder")
     lines = []
@@ -63,7 +66,8 @@ def made(arguments) -> str:
         for checkout in checkouts:
             print(f"ComfyUI {version(checkout)}, ComfyUI-nunchaku {version(pack)}", file=sys.stderr)
             found.append(states(checkout, arguments.nunchaku, pack))
-        lines += table(f"ComfyUI-nunchaku {version(pack)}, nunchaku {arguments.nunchaku.name}", [version(path) for path in checkouts], found)
+        title = f"ComfyUI-nunchaku {version(pack)}, nunchaku {arguments.nunchaku.name}"
+        lines += table(title, [version(path) for path in checkouts], found)
     return "\n".join(lines)
 
 
@@ -71,7 +75,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("--nunchaku", type=Path, required=True, help="the folder that holds the package nunchaku")
-    parser.add_argument("--pack", type=Path, action="append", required=True, help="ComfyUI-nunchaku (may be given again)")
+    parser.add_argument("--pack", type=Path, action="append", required=True,
+                        help="ComfyUI-nunchaku (may be given again)")
     parser.add_argument("--write", type=Path, help="a file whose text between the marks is replaced")
     arguments = parser.parse_args()
     text = made(arguments)

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "standins"))
 import build_zimage  # noqa: E402
 
 #: Modules with targets of hooks that a pack imports only when its node runs, or not at all.
-LATE = ("comfy.ldm.qwen_image.model", "comfy.model_patcher", "comfy.sd", "nunchaku.models.transformers.transformer_zimage")
+LATE = ("comfy.ldm.qwen_image.model", "comfy.model_patcher", "comfy.sd",
+        "nunchaku.models.transformers.transformer_zimage")
 
 
 def main() -> None:

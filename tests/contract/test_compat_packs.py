@@ -20,12 +20,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=[(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=["pack first", "pack last", "pack between"])
+ORDERS = {"pack first": (0, 1, 2), "pack last": (2, 1, 0), "pack between": (1, 0, 2)}
+
+
+@pytest.fixture(scope="module", params=ORDERS.values(), ids=ORDERS)
 def report(request, installed_with_torch):
-    folders = [os.environ[PACKS[index]] for index in request.param]
+    folders = [os.environ[name] for name in (*NEEDED[:2], *(PACKS[index] for index in request.param))]
     done = installed_with_torch.command(
-        Path(__file__).with_name("compat_packs.py"), os.environ["QPATCH_TEST_COMFYUI"], os.environ["QPATCH_TEST_NUNCHAKU"],
-        *folders, env={"PYTHONDONTWRITEBYTECODE": "1"}, timeout=300)
+        Path(__file__).with_name("compat_packs.py"), *folders, env={"PYTHONDONTWRITEBYTECODE": "1"}, timeout=300)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -46,5 +48,6 @@ def test_every_state_is_told_and_none_is_a_failure(report):
 def test_the_report_says_who_stands_around_a_patch_and_who_beneath_it(report):
     said = {row["module"]: row["explanation"] for name in ("lazy-linear", "comfy-compat-original-weights")
             for row in report["hooks"][name]["targets"]}
-    assert "put around what had replaced it" in said["nunchaku.models.linear"] and "patches.nunchaku_patch" in said["nunchaku.models.linear"]
+    linear = said["nunchaku.models.linear"]
+    assert "put around what had replaced it" in linear and "patches.nunchaku_patch" in linear
     assert "is called through" in said["comfy.model_patcher"] and "comfy_quant_int8" in said["comfy.model_patcher"]

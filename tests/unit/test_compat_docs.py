@@ -30,7 +30,8 @@ def checkouts(tmp_path):
         (tmp_path / "checkouts" / number / "comfyui_version.py").write_text(f'__version__ = "{number}"\n')
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "pyproject.toml").write_text('[project]\nname = "ComfyUI-nunchaku"\nversion = "1.2.1"\n')
-    (tmp_path / "doc.md").write_text("before\n<!-- matrix: made by tests/contract/matrix.py -->\nold\n<!-- end of matrix -->\nafter\n")
+    marks = "<!-- matrix: made by tests/contract/matrix.py -->", "<!-- end of matrix -->"
+    (tmp_path / "doc.md").write_text(f"before\n{marks[0]}\nold\n{marks[1]}\nafter\n")
     return tmp_path
 
 
@@ -46,7 +47,8 @@ def test_the_table_in_the_document_is_of_the_hooks_of_this_release():
 
 
 def test_the_command_writes_a_column_for_each_release_in_order_of_version(matrix, checkouts, monkeypatch):
-    found = {"0.9.0": {"lazy-linear": "applied", "never": "waiting"}, "0.31.0": {"lazy-linear": "not-needed", "never": "waiting"}}
+    found = {"0.9.0": {"lazy-linear": "applied", "never": "waiting"},
+             "0.31.0": {"lazy-linear": "not-needed", "never": "waiting"}}
     monkeypatch.setattr(matrix, "states", lambda comfyui, nunchaku, pack: found[comfyui.name])
     monkeypatch.setattr(sys, "argv", ["matrix.py", str(checkouts / "checkouts"), "--nunchaku", "n/1.2.1",
                                       "--pack", str(checkouts / "pack"), "--write", str(checkouts / "doc.md")])

@@ -3,14 +3,19 @@
 import functools
 import types
 
+NAMES = ["self", "x", "weight", "module", "patches", "key", "linear", "device_to"]
+OPTIONAL = ["disabled", "key_map", "bias"]
+BODIES = ["return None", "return 1", "raise KeyError('x')", "raise RuntimeError('no')", "return locals()", "yield 1"]
+
 
 def _function(random):
     """A Python function of a random signature that returns, raises, or calls what it is given."""
-    names = random.sample(["self", "x", "weight", "module", "patches", "key", "linear", "device_to"], random.randint(0, 4))
-    optional = [f"{name}={random.choice(['None', '{}', '0'])}" for name in random.sample(["disabled", "key_map", "bias"], random.randint(0, 2))]
+    names = random.sample(NAMES, random.randint(0, 4))
+    chosen = random.sample(OPTIONAL, random.randint(0, 2))
+    optional = [f"{name}={random.choice(['None', '{}', '0'])}" for name in chosen]
     bulk = random.sample(["*args", "**kwargs"], random.randint(0, 2))
     bulk.sort(key=len)
-    body = random.choice(["return None", "return 1", "raise KeyError('x')", "raise RuntimeError('no')", "return locals()", "yield 1"])
+    body = random.choice(BODIES)
     keyword = random.choice(["def", "def", "def", "async def"])
     scope = {}
     exec(f"{keyword} made({', '.join([*names, *optional, *bulk])}):\n    {body}", scope)
@@ -43,9 +48,10 @@ class _Hostile:
 def attribute(random):
     """Something that a function's name may hold."""
     make = random.choice([
-        lambda: _function(random), lambda: _function(random), lambda: _function(random), lambda: _wrapped(random), lambda: len,
+        *[lambda: _function(random)] * 3, lambda: _wrapped(random), lambda: len,
         lambda: dict.update, lambda: functools.partial(_function(random)), lambda: staticmethod(_function(random)),
-        lambda: classmethod(_function(random)), lambda: property(_function(random)), _Callable, _Hostile, lambda: None, lambda: 5,
+        lambda: classmethod(_function(random)), lambda: property(_function(random)),
+        _Callable, _Hostile, lambda: None, lambda: 5,
     ])
     return make()
 
@@ -60,7 +66,7 @@ def a_class(random, methods):
     bases = random.choice([(), (), (types.SimpleNamespace,), (dict,)])
     if "__slots__" in body and bases == (types.SimpleNamespace,):
         bases = ()
-    body = {name: value for name, value in body.items() if name not in ("__getattr__", "__setattr__", "__init__") or callable(value)}
+    body = {name: value for name, value in body.items() if callable(value) or name == "__slots__" or name[:2] != "__"}
     try:
         return type("Made", bases, body)
     except (TypeError, ValueError):

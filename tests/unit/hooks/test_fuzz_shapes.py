@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import shapes  # noqa: E402
 
 TARGETS = [(hook, target) for hook in HOOKS if not hook.internal for target in hook.targets]
+REPAIRS = [(hook, target) for hook, target in TARGETS if hook.name.startswith("comfy-compat-")]
 ROUNDS = int(os.environ.get("QPATCH_TEST_ROUNDS", "12"))
 
 
@@ -33,7 +34,7 @@ def made(target, generator):
     name = target.pattern.replace("*", "pack")
     module = ModuleType(name)
     words = vocabulary(target)
-    methods = sorted({word.rpartition(".")[2] for word in words if not word[0].isupper()} | {w.partition(".")[2] for w in words if "." in w})
+    methods = sorted({word.rpartition(".")[2] for word in words if "." in word or not word[0].isupper()})
     for word in words:
         top = word.partition(".")[0]
         if generator.random() < 0.85 or top in target.defines:
@@ -73,8 +74,7 @@ def test_a_target_of_any_shape_is_imported_and_its_state_is_true(hook, target, s
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-@pytest.mark.parametrize("hook, target", [pair for pair in TARGETS if pair[0].name.startswith("comfy-compat-")],
-                         ids=[f"{hook.name} {target.pattern}" for hook, target in TARGETS if hook.name.startswith("comfy-compat-")])
+@pytest.mark.parametrize("hook, target", REPAIRS, ids=[f"{hook.name} {target.pattern}" for hook, target in REPAIRS])
 def test_a_repair_that_does_not_understand_its_target_says_incompatible_and_never_fails(hook, target, seed):
     module = made(target, random.Random(f"{hook.name} {target.pattern} {seed} again"))
     engine._offer(hook, target, module.__name__, module)

@@ -36,7 +36,9 @@ def test_what_an_override_lacks_is_read_from_the_signatures(override, missing):
     assert lacking(override, _base) == missing
 
 
-@pytest.mark.parametrize("call", [lambda f: f(Patcher(), "cpu", False), lambda f: f(Patcher(), device="cpu", weights=False)])
+@pytest.mark.parametrize("call", [
+    lambda f: f(Patcher(), "cpu", False), lambda f: f(Patcher(), device="cpu", weights=False),
+])
 def test_known_arguments_reach_the_override_by_position_and_by_name(call):
     assert call(fit(_old, _base)) == ("override", "cpu", False)
 

@@ -10,6 +10,7 @@ import pytest
 
 from qpatch import engine, states, toggles
 from qpatch.catalogue import named
+from qpatch.finder import matches
 from qpatch.repairs import PREFIX
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -37,7 +38,8 @@ ROUNDS = int(os.environ.get("QPATCH_TEST_ROUNDS", "12"))
 
 def places(module):
     """Every (owner, name) of a function in ``module`` or in one of its own classes."""
-    classes = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
+    classes = [value for value in vars(module).values()
+               if isinstance(value, type) and value.__module__ == module.__name__]
     return [(owner, name) for owner in (module, *classes) for name, value in vars(owner).items()
             if isinstance(value, (FunctionType, staticmethod, classmethod))]
 
@@ -77,7 +79,7 @@ def test_a_changed_stand_in_is_mended_or_left_alone_and_the_state_says_which(cor
     for _ in range(generator.randint(1, 3)):
         change(module, generator)
     hook = named(PREFIX + thing)
-    target = next(t for t in hook.targets if t.pattern.lstrip("*") in "." + module.__name__ or t.pattern == module.__name__)
+    target = next(t for t in hook.targets if matches(module.__name__, (t.pattern,)))
     before = shapes.contents(module)
     engine._offer(hook, target, module.__name__, module)
     attempt = states.last(hook, target, module.__name__)

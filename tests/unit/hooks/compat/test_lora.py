@@ -71,13 +71,16 @@ def test_without_the_repair_a_lora_for_the_transposed_weight_is_added_as_noise(l
 
 
 def test_what_fits_gives_the_same_bits_with_and_without_the_repair(lora, mend):
-    patches = [_patch(_adapter(lora, _random(4, 2), _random(2, 6)), 0.3, 1.0, (0, 2, 4)), _patch(("diff", (_random(8, 6),)), 0.7, 0.9)]
+    patches = [_patch(_adapter(lora, _random(4, 2), _random(2, 6)), 0.3, 1.0, (0, 2, 4)),
+               _patch(("diff", (_random(8, 6),)), 0.7, 0.9)]
     plain = lora.calculate_weight(patches, _random(8, 6), "k", intermediate_dtype=torch.float64)
     mend("lora_shape", lora)
     assert torch.equal(lora.calculate_weight(patches, _random(8, 6), "k", intermediate_dtype=torch.float64), plain)
 
 
-@pytest.mark.parametrize("text", ["CUDA out of memory. Tried to allocate 2 GiB", "CUDA error: an illegal memory access"])
+@pytest.mark.parametrize("text", [
+    "CUDA out of memory. Tried to allocate 2 GiB", "CUDA error: an illegal memory access",
+])
 def test_a_device_that_fails_is_not_taken_for_a_misfit(lora, mend, text):
     mend("lora_shape", lora)
 
@@ -93,7 +96,8 @@ def test_a_device_that_fails_is_not_taken_for_a_misfit(lora, mend, text):
 
 def test_a_comfyui_that_skips_misfits_is_left_alone(standin, mend):
     mended = standin("compat/lora.py", "comfy.lora",
-                     ("weight = weight.narrow(*offset)", "weight = weight[:0] if sum(offset[1:]) > len(weight) else weight"))
+                     ("weight = weight.narrow(*offset)",
+                      "weight = weight[:0] if sum(offset[1:]) > len(weight) else weight"))
     assert mend("lora_shape", mended).verdict == "not-needed"
 
 
@@ -101,7 +105,8 @@ def test_an_argument_added_later_passes_through(standin, mend):
     later = standin("compat/lora.py", "comfy.lora", ("original_weights=None)", "original_weights=None, foo=0)"),
                     ("    return weight\n\n\nclass", "    return weight + foo\n\n\nclass"))
     mend("lora_shape", later)
-    assert torch.equal(later.calculate_weight([_patch(("diff", (torch.zeros(2),)))], torch.zeros(2), "k", foo=1), torch.ones(2))
+    out = later.calculate_weight([_patch(("diff", (torch.zeros(2),)))], torch.zeros(2), "k", foo=1)
+    assert torch.equal(out, torch.ones(2))
 
 
 def test_the_keys_of_one_model_do_not_leak_into_those_of_the_next(lora, mend):
@@ -126,22 +131,25 @@ def test_a_map_that_the_caller_passes_is_filled_and_given_back(lora, mend):
 
 
 def test_a_comfyui_without_a_shared_default_is_left_alone(standin, mend):
-    mended = standin("compat/lora.py", "comfy.lora", ("key_map={}", "key_map=None"), ("    for key in model", "    key_map = key_map or {}\n    for key in model"))
+    mended = standin("compat/lora.py", "comfy.lora", ("key_map={}", "key_map=None"),
+                     ("    for key in model", "    key_map = key_map or {}\n    for key in model"))
     assert mend("lora_key_map", mended).verdict == "not-needed"
 
 
 def test_an_older_calculate_weight_takes_original_weights(standin, mend):
     older = standin("compat/lora.py", "comfy.lora", *OLDER)
     assert mend("original_weights", older).verdict == "needed"
-    out = older.calculate_weight([_patch(("diff", (torch.ones(2),)))], torch.zeros(2), "k", original_weights={"k": "unused"})
+    patches = [_patch(("diff", (torch.ones(2),)))]
+    out = older.calculate_weight(patches, torch.zeros(2), "k", original_weights={"k": "unused"})
     assert torch.equal(out, torch.ones(2))
 
 
 def test_where_original_weights_matter_they_are_not_dropped(standin, mend):
     older = standin("compat/lora.py", "comfy.lora", *OLDER)
     mend("original_weights", older)
+    patches = [_patch(("model_as_lora", (torch.ones(2),)))]
     with pytest.raises(TypeError, match="cannot apply a model as a LoRA"):
-        older.calculate_weight([_patch(("model_as_lora", (torch.ones(2),)))], torch.zeros(2), "k", original_weights={"k": 1})
+        older.calculate_weight(patches, torch.zeros(2), "k", original_weights={"k": 1})
 
 
 def test_a_low_vram_patch_takes_original_weights_and_uses_them_where_they_matter(core, mend):

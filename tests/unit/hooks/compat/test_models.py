@@ -22,10 +22,11 @@ def test_each_argument_arrives_under_its_own_name(qwen, mend):
     found = mend("qwen_calls", qwen)
     assert found.verdict == "needed" and "it takes ref_latents for guidance" in found.reason
     got = qwen.NunchakuQwenImageTransformer2DModel()(
-        "x", "t", "c", "mask", ["a latent"], transformer_options={"o": 1}, control="control", ref_latents_method="index")
-    assert {name: got[name] for name in ("x", "timesteps", "context", "attention_mask", "guidance", "ref_latents", "control")} == {
-        "x": "x", "timesteps": "t", "context": "c", "attention_mask": "mask", "guidance": None,
-        "ref_latents": ["a latent"], "control": "control"}
+        "x", "t", "c", "mask", ["a latent"], transformer_options={"o": 1}, control="control",
+        ref_latents_method="index")
+    wanted = {"x": "x", "timesteps": "t", "context": "c", "attention_mask": "mask", "guidance": None,
+              "ref_latents": ["a latent"], "control": "control"}
+    assert {name: got[name] for name in wanted} == wanted
     assert got["transformer_options"] == {"o": 1} and got["kwargs"] == {"ref_latents_method": "index"}
 
 
@@ -54,7 +55,8 @@ def test_a_block_takes_what_comfyui_s_own_block_takes(qwen, mend):
     with pytest.raises(TypeError, match="transformer_options"):
         block("img", "txt", "mask", "temb", transformer_options={})
     mend("qwen_calls", qwen)
-    assert block("img", "txt", "mask", "temb", timestep_zero_index=4, transformer_options={"patches": 1}) == ("txt", "img", 4)
+    got = block("img", "txt", "mask", "temb", timestep_zero_index=4, transformer_options={"patches": 1})
+    assert got == ("txt", "img", 4)
     with pytest.raises(TypeError, match="missing"):
         block("img", transformer_options={})
     with pytest.raises(TypeError, match="shift=2"):
@@ -145,7 +147,9 @@ def test_other_missing_names_are_answered_as_comfyui_answers_them(standin, mend,
     assert "you accessed scaled_fp8" in caplog.text
 
 
-@pytest.mark.parametrize("change", [("def __getattr__", "def other"), ("        return None", "        raise AttributeError(name)")])
+@pytest.mark.parametrize("change", [
+    ("def __getattr__", "def other"), ("        return None", "        raise AttributeError(name)"),
+])
 def test_a_configuration_that_claims_nothing_is_left_alone(standin, mend, change):
     module = standin("compat/supported_models_base.py", "comfy.supported_models_base", change)
     assert mend("config_copy", module).verdict == "not-needed"

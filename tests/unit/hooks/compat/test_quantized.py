@@ -1,4 +1,7 @@
-"""Repairs for weights that comfy-kitchen holds quantized: ``quant_copy``, ``quant_keys``, ``quant_parameter``, ``disabled_list``."""
+"""Repairs for weights that comfy-kitchen holds quantized.
+
+``quant_copy``, ``quant_keys``, ``quant_parameter`` and ``disabled_list``.
+"""
 
 import copy
 import sys
@@ -28,12 +31,15 @@ def test_copying_a_quantized_weight_stops_in_comfy_kitchen(kitchen):
 
 
 @pytest.mark.parametrize("layout", ["TensorCoreFP8Layout", "TensorCoreNVFP4Layout"])
-@pytest.mark.parametrize("wrap", [lambda tensor: tensor, lambda tensor: torch.nn.Parameter(tensor, requires_grad=False)])
+@pytest.mark.parametrize("wrap", [
+    lambda tensor: tensor, lambda tensor: torch.nn.Parameter(tensor, requires_grad=False),
+])
 def test_a_copy_has_the_same_numbers_and_owns_them(kitchen, mend, layout, wrap):
     assert mend("quant_copy", kitchen).verdict == "needed"
     original = wrap(_quantized(layout))
     copied = copy.deepcopy(original)
-    assert type(copied) is QuantizedTensor and isinstance(copied, torch.nn.Parameter) is isinstance(original, torch.nn.Parameter)
+    assert type(copied) is QuantizedTensor
+    assert isinstance(copied, torch.nn.Parameter) is isinstance(original, torch.nn.Parameter)
     assert copied.requires_grad is False
     assert torch.equal(copied.dequantize(), original.dequantize())
     assert copied._qdata.data_ptr() != original._qdata.data_ptr()
@@ -105,7 +111,8 @@ def test_an_attribute_that_is_missing_for_another_reason_is_still_an_error(core,
 
 def test_a_comfyui_that_looks_up_no_parts_is_left_alone(core, standin, mend):
     mended = standin("compat/model_patcher.py", "comfy.model_patcher",
-                     ("            weight, _, convert", "            if key.endswith('_scale'):\n                continue\n            weight, _, convert"))
+                     ("            weight, _, convert", "            if key.endswith('_scale'):\n"
+                      "                continue\n            weight, _, convert"))
     assert mend("quant_keys", mended).verdict == "not-needed"
 
 
@@ -134,7 +141,8 @@ def test_where_a_parameter_hides_it_the_quantized_weight_itself_is_given(core, m
     monkeypatch.setattr(core.patcher, "QuantizedTensor", Hidden)
     monkeypatch.setattr(torch.nn, "Parameter", HidingParameter)
     assert mend("quant_parameter", core.patcher).verdict == "needed"
-    holder = type("Holder", (), {"weight": HidingParameter(Hidden.from_float(torch.ones(2), "")), "bias": torch.ones(2)})()
+    weight = HidingParameter(Hidden.from_float(torch.ones(2), ""))
+    holder = type("Holder", (), {"weight": weight, "bias": torch.ones(2)})()
     assert type(core.patcher.get_key_weight(holder, "weight")[0]) is Hidden
     assert core.patcher.get_key_weight(holder, "bias")[0] is holder.bias
 

@@ -92,7 +92,7 @@ def test_attention_without_positions_is_left_alone(rope, mend):
 
 def test_a_pack_that_repeats_the_table_itself_is_left_alone(standin, mend):
     mended = standin("compat/rope_hook.py", "pack.models.zimage",
-                     ("table = args[2]\n", "table = args[2]\n        table = table.repeat(1, args[0].shape[0], 1, 1, 1, 1)\n"))
+                     ("table = args[2]\n", "table = args[2].repeat(1, args[0].shape[0], 1, 1, 1, 1)\n"))
     assert mend("zimage_batch", mended).verdict == "not-needed"
 
 
