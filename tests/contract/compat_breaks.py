@@ -102,7 +102,8 @@ def returned_weight():
     patcher, key = zimage_patcher(zimage()), "diffusion_model.x_embedder.weight"
     weight = patcher.model.diffusion_model.x_embedder.weight
     weight.data.zero_()
-    patcher.add_patches({key: ("diff", (torch.ones_like(weight),))}, 0.5)
+    # As merging and LoRA extraction hand over another model's weight.
+    patcher.add_patches({key: [(torch.ones_like(weight), lambda value, **_: value)]}, 0.5)
     got = patcher.patch_weight_to_device(key, torch.device("cpu"), return_weight=True)
     return [got.unique().tolist(), weight.unique().tolist(), list(patcher.backup)]
 
