@@ -80,7 +80,8 @@ def _framed(image: torch.Tensor) -> torch.Tensor:
     if image.ndim == 3:
         image = image.unsqueeze(1)
     if image.ndim != 4:
-        raise ValueError(f"an image of a list has the shape [C, H, W] or [C, F, H, W], with or without a 1 in front, not {shape}")
+        raise ValueError("an image of a list has the shape [C, H, W] or [C, F, H, W], with or without a 1 in front, "
+                         f"not {shape}")
     return image
 
 

@@ -133,19 +133,24 @@ def test_an_interrupted_change_of_strengths_leaves_the_old_ones_or_the_new(model
             break
 
 
-def test_a_second_interruption_while_undoing_is_mended_by_the_next_call(model, monkeypatch):
+@pytest.mark.parametrize("undone", range(8))
+def test_a_second_interruption_while_undoing_is_mended_by_the_next_call(model, monkeypatch, undone):
     bare, ids = bits(model), objects(model)
     lora.compose(model, [(small(), 1.0)])
-    install = change.Change.install
-    calls = []
+    calls = {"install": 0, "remove": 0}
 
-    def failing(self):
-        calls.append(self)
-        if len(calls) > 4:
-            raise KeyboardInterrupt
-        install(self)
+    def failing(name, action):
+        """The fifth installation is interrupted, and then the undoing, after ``undone`` removals."""
+        def call(self):
+            calls[name] += 1
+            if calls["install"] >= 5 and (name == "install" or calls["remove"] > removals + undone):
+                raise KeyboardInterrupt
+            action(self)
+        return call
 
-    monkeypatch.setattr(change.Change, "install", failing)
+    removals = sum("_qpatch_lora_changes" in module.__dict__ for module in model.modules())
+    for name in calls:
+        monkeypatch.setattr(change.Change, name, failing(name, getattr(change.Change, name)))
     with pytest.raises(KeyboardInterrupt):
         lora.compose(model, [(small(1), 1.0)])
     monkeypatch.undo()

@@ -149,7 +149,7 @@ def test_all_blocks_get_the_rank_of_the_one_that_needs_most(model, manager):
 
 def test_composing_anew_gives_the_buffers_new_shapes(model, manager):
     model.offload_manager = manager(model.transformer_blocks)
-    for rank in (20, 4, 40):
+    for rank in (20, 4, 40, 40):
         lora.compose(model, [(file([2], rank=rank), 1.0)])
         check(model, model.offload_manager)
 
