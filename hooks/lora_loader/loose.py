@@ -12,7 +12,8 @@ import torch
 _ADAPTERS = {
     "lora": ("lora_up.weight", "lora_down.weight", "alpha", "lora_mid.weight", "dora_scale", "reshape_weight"),
     "loha": ("hada_w1_a", "hada_w1_b", "alpha", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2", "dora_scale"),
-    "lokr": ("lokr_w1", "lokr_w2", "alpha", "lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b", "lokr_t2", "dora_scale"),
+    "lokr": ("lokr_w1", "lokr_w2", "alpha", "lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b", "lokr_t2",
+             "dora_scale"),
     "glora": ("a1.weight", "a2.weight", "b1.weight", "b2.weight", "alpha", "dora_scale"),
     "oft": ("oft_blocks", "rescale", "alpha", "dora_scale"),
     "boft": ("oft_blocks", "rescale", "alpha", "dora_scale"),
@@ -56,5 +57,6 @@ def _tensors(patch, parameter: str) -> dict[str, torch.Tensor] | None:
     if not isinstance(patch, tuple) or len(patch) not in (1, 2):
         return None
     kind, values = patch if len(patch) == 2 else ("diff", patch)
-    suffix = {("diff", "weight"): "diff", ("diff", "bias"): "diff_b", ("set", "weight"): "set_weight"}.get((kind, parameter))
+    known = {("diff", "weight"): "diff", ("diff", "bias"): "diff_b", ("set", "weight"): "set_weight"}
+    suffix = known.get((kind, parameter))
     return suffix and {suffix: values[0]}

@@ -35,7 +35,8 @@ def leave_out(model):
 def quantized_modulation(name: str, module) -> str | None:
     """The reason why a modulation layer is left out; None for every other module."""
     if hasattr(module, "wzeros") and _LAYER.fullmatch(name):
-        return "the row order of modulation layers is not known: hook qwen-modulation is off or does not know this version"
+        return ("the row order of modulation layers is not known: hook qwen-modulation is off or does not know this "
+                "version")
     return None
 
 

@@ -1,4 +1,4 @@
-"""The diffusers-class Z-Image of real nunchaku, kernels emulated: LoRA by ``qpatch.lora`` alone, latents by ``qpatch.lora.shapes``."""
+"""The diffusers-class Z-Image of real nunchaku, kernels emulated: ``qpatch.lora`` alone, and ``qpatch.lora.shapes``."""
 
 import importlib
 
@@ -10,7 +10,8 @@ from emulation import effect, tiny, world
 from qpatch import lora
 from qpatch.lora import shapes
 
-pytestmark = [pytest.mark.nunchaku, pytest.mark.skipif(world.missing() is not None, reason=f"{world.missing()} is not set")]
+pytestmark = [pytest.mark.nunchaku,
+              pytest.mark.skipif(world.missing() is not None, reason=f"{world.missing()} is not set")]
 
 #: A third of the width times eight is the feed-forward's, which int4 wants in groups of 64.
 CONFIG = dict(in_channels=16, dim=384, n_layers=2, n_refiner_layers=2, n_heads=3, n_kv_heads=3, cap_feat_dim=96,
@@ -18,7 +19,8 @@ CONFIG = dict(in_channels=16, dim=384, n_layers=2, n_refiner_layers=2, n_heads=3
 DIMS = {"h": 384, "f": 1024, "m": 1536, "l": 64, "t": 96, "c": 256, "e": 1024}
 #: Module of the Nunchaku class -> modules of diffusers' class whose rows it holds, in order.
 SOURCES = {"attention.to_qkv": ("attention.to_q", "attention.to_k", "attention.to_v"),
-           "feed_forward.net.0.proj": ("feed_forward.w3", "feed_forward.w1"), "feed_forward.net.2": ("feed_forward.w2",)}
+           "feed_forward.net.0.proj": ("feed_forward.w3", "feed_forward.w1"),
+           "feed_forward.net.2": ("feed_forward.w2",)}
 
 
 class Models:
@@ -56,7 +58,8 @@ class Models:
         try:
             with torch.no_grad():
                 # Past the Nunchaku class's own forward, which passes arguments in the order of an older diffusers.
-                out = self.theirs.ZImageTransformer2DModel.forward(model, batch.images, torch.full((count,), 0.4), batch.texts)
+                forward = self.theirs.ZImageTransformer2DModel.forward
+                out = forward(model, batch.images, torch.full((count,), 0.4), batch.texts)
         finally:
             if hooked:
                 model.unregister_rope_hook()
@@ -78,14 +81,16 @@ def models(request):
 def add(models, file, strength):
     """``file`` in the plain model, in float64; its state before."""
     before = {key: value.clone() for key, value in models.plain.state_dict().items()}
-    names = {"attention.qkv[q]": "attention.to_q", "attention.qkv[k]": "attention.to_k", "attention.qkv[v]": "attention.to_v",
-             "attention.out": "attention.to_out.0", "feed_forward.w13[w1]": "feed_forward.w1", "feed_forward.w13[w3]": "feed_forward.w3",
+    names = {**{f"attention.qkv[{part}]": f"attention.to_{part}" for part in "qkv"},
+             "attention.out": "attention.to_out.0",
+             **{f"feed_forward.w13[{part}]": f"feed_forward.{part}" for part in ("w1", "w3")},
              "x_embedder": "all_x_embedder.2-1", "final_layer.linear": "all_final_layer.2-1.linear",
              "final_layer.adaLN_modulation.1": "all_final_layer.2-1.adaLN_modulation.1"}
     for target, sample in file.layers.items():
         name = next((target.removesuffix(end) + name for end, name in names.items() if target.endswith(end)), target)
         weight = models.plain.get_submodule(name).weight
-        weight.data = torch.from_numpy(weight.double().numpy() + sample.change(weight.double().numpy(), strength)).float()
+        exact = weight.double().numpy()
+        weight.data = torch.from_numpy(exact + sample.change(exact, strength)).float()
     return before
 
 

@@ -1,4 +1,4 @@
-"""What only real ComfyUI has: its own LoRA code as the reference, its samplers and schedules, its nodes, dynamic VRAM."""
+"""What only real ComfyUI has: its LoRA code as the reference, its samplers and schedules, its nodes, dynamic VRAM."""
 
 import gc
 
@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.comfyui, pytest.mark.nunchaku,
               pytest.mark.skipif(world.missing() is not None, reason=f"{world.missing()} is not set")]
 
 #: What ComfyUI reads, and a strength that makes it a visible change. Its "set" takes no strength.
-READ_BY_COMFYUI = {"lora": 0.02, "lokr": 0.02, "lokr_w2_whole": 0.02, "lokr_both": 0.01, "lokr_full": 0.02, "loha": 0.005,
-                   "glora": 0.3, "glora_old": 0.3, "dora": 0.3, "dora_columns": 0.3, "dora_lokr": 0.02, "oft": 0.3, "boft": 0.3,
-                   "diff": 0.3, "diff_b": 0.3, "set_weight": 1.0}
+READ_BY_COMFYUI = {"lora": 0.02, "lokr": 0.02, "lokr_w2_whole": 0.02, "lokr_both": 0.01, "lokr_full": 0.02,
+                   "loha": 0.005, "glora": 0.3, "glora_old": 0.3, "dora": 0.3, "dora_columns": 0.3, "dora_lokr": 0.02,
+                   "oft": 0.3, "boft": 0.3, "diff": 0.3, "diff_b": 0.3, "set_weight": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,9 @@ def sample(pair, patcher, hooks=None, steps=3):
     noise = torch.randn(shape, generator=generator)
     positive, negative = (torch.randn(1, 7, 96, generator=generator) for _ in range(2))
     conditioning = {"hooks": hooks} if hooks is not None else {}
-    return comfy.sample.sample(patcher, noise, steps, 2.0, "euler", "simple", [[positive, conditioning]], [[negative, {}]],
-                               torch.zeros(shape), disable_pbar=True, seed=1)
+    conditionings = [[positive, conditioning]], [[negative, {}]]
+    return comfy.sample.sample(patcher, noise, steps, 2.0, "euler", "simple", *conditionings, torch.zeros(shape),
+                               disable_pbar=True, seed=1)
 
 
 def schedule(file, strength, *keyframes):

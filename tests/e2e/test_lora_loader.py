@@ -1,4 +1,4 @@
-"""LoRA nodes on tiny Nunchaku models in stand-ins for ComfyUI, ComfyUI-nunchaku and nunchaku, kernels emulated in float."""
+"""LoRA nodes on tiny Nunchaku models: stand-ins for ComfyUI, its node pack and nunchaku, kernels emulated in float."""
 
 import pytest
 

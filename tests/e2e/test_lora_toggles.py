@@ -29,8 +29,8 @@ def test_switched_off_no_function_of_comfyui_has_a_layer_of_the_hook(enter):
         import comfy.sd
         import comfy.utils
 
-        functions = [comfy.sd.load_lora_for_models, comfy.sd.load_bypass_lora_for_models, comfy.lora.model_lora_keys_unet,
-                     comfy.utils.load_torch_file]
+        functions = [comfy.sd.load_lora_for_models, comfy.sd.load_bypass_lora_for_models,
+                     comfy.lora.model_lora_keys_unet, comfy.utils.load_torch_file]
         for name, cls in (("common", "NunchakuModelPatcher"), ("zimage", "ZImageModelPatcher")):
             patcher = getattr(world.of_pack(f"model_patcher.{name}"), cls)
             functions += [patcher.add_patches, patcher.add_hook_patches]
@@ -66,7 +66,8 @@ def test_the_two_paths_of_z_image_can_be_told_apart_in_the_status(enter):
         assert "ComfyUI-nunchaku ignores every LoRA" in told["common"]
     with enter("lora-loader"):
         world.of_pack("model_patcher.zimage"), world.of_pack("model_patcher.common")
-        assert {row["state"] for hook in states.snapshot() if hook["hook"] == "lora-loader" for row in hook["targets"]} == {"disabled"}
+        (hook,) = [hook for hook in states.snapshot() if hook["hook"] == "lora-loader"]
+        assert {row["state"] for row in hook["targets"]} == {"disabled"}
 
 
 def test_without_the_modulation_hook_those_layers_are_left_out_and_reported(enter, caplog):

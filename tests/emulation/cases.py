@@ -1,4 +1,4 @@
-"""What must hold of LoRAs on Nunchaku models, in any world: tests/e2e runs these on stand-ins, tests/contract on checkouts."""
+"""The effect of LoRAs on Nunchaku models: tests/e2e runs these cases on stand-ins, tests/contract on checkouts."""
 
 import gc
 
@@ -11,10 +11,11 @@ from .world import Tensors
 #: Kinds with an exact low-rank form, and the strength that makes each a visible change of a tiny model.
 KINDS = {"lora": 0.02, "lora_conv": 0.02, "lokr": 0.02, "lokr_w2_whole": 0.02, "lokr_both": 0.01, "loha": 0.005}
 #: Kinds that take part of the weight itself with them, or have no small rank: right within the rank budget.
-FULL_RANK = {"lokr_full": 0.02, "glora": 0.3, "glora_old": 0.3, "dora": 0.3, "dora_columns": 0.3, "dora_lokr": 0.3, "oft": 0.3,
-             "boft": 0.3, "ia3_rows": 0.3, "ia3_columns": 0.3, "diff": 0.3, "diff_b": 0.3}
-PRODUCERS = ("musubi", "musubi other", "ai-toolkit", "onetrainer legacy", "onetrainer kohya", "diffusion-pipe", "diffsynth",
-             "simpletuner lycoris", "peft", "lightning", "videox-fun", "lora_transformer", "invokeai", "old diffusers")
+FULL_RANK = {"lokr_full": 0.02, "glora": 0.3, "glora_old": 0.3, "dora": 0.3, "dora_columns": 0.3, "dora_lokr": 0.3,
+             "oft": 0.3, "boft": 0.3, "ia3_rows": 0.3, "ia3_columns": 0.3, "diff": 0.3, "diff_b": 0.3}
+PRODUCERS = ("musubi", "musubi other", "ai-toolkit", "onetrainer legacy", "onetrainer kohya", "diffusion-pipe",
+             "diffsynth", "simpletuner lycoris", "peft", "lightning", "videox-fun", "lora_transformer", "invokeai",
+             "old diffusers")
 
 
 def load(patcher, file, strength=1.0, clip=None, loader="load_lora_for_models"):
@@ -61,11 +62,13 @@ class Cases(Restoring):
         assert pair.error(load(pair.quantized, file, 0.02), [(file, 0.02)]) < TOLERANCE
 
     @pytest.mark.parametrize("family, parts", [
-        ("qwen-image", ("to_qkv[q]",)), ("qwen-image", ("to_qkv[q]", "to_qkv[v]")), ("qwen-image", ("add_qkv_proj[k]",)),
+        ("qwen-image", ("to_qkv[q]",)), ("qwen-image", ("to_qkv[q]", "to_qkv[v]")),
+        ("qwen-image", ("add_qkv_proj[k]",)),
         ("qwen-image", ("img_mod.1",)), ("qwen-image", ("txt_mod.1", "img_mlp.net.2")),
         ("qwen-image", ("proj_out", "img_in", "norm_out.linear")),
         ("z-image", ("qkv[q]", "qkv[v]")), ("z-image", ("w13[w1]",)), ("z-image", ("w13[w3]",)),
-        ("z-image", ("qkv[k]", "w2")), ("z-image", ("adaLN_modulation.0",)), ("z-image", ("x_embedder", "final_layer.linear")),
+        ("z-image", ("qkv[k]", "w2")), ("z-image", ("adaLN_modulation.0",)),
+        ("z-image", ("x_embedder", "final_layer.linear")),
     ])
     def test_a_file_with_some_components_changes_only_those(self, pairs, family, parts):
         pair, file = pairs(family), only(example(family), *parts)
@@ -92,7 +95,8 @@ class Cases(Restoring):
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_stack_of_files_adds_up_each_with_its_strength(self, pairs, family):
         pair = pairs(family)
-        files = [(example(family, seed=1), 0.02), (only(example(family, "musubi", seed=2), "[q]", "[w3]", "mlp.net.2"), -0.03),
+        files = [(example(family, seed=1), 0.02),
+                 (only(example(family, "musubi", seed=2), "[q]", "[w3]", "mlp.net.2"), -0.03),
                  (example(family, "simpletuner lycoris", "lokr", seed=3), 0.01)]
         patcher = pair.quantized
         for file, strength in files:

@@ -93,7 +93,7 @@ def _normalize_and_rotate(part: torch.Tensor, weight: torch.Tensor, pairs: torch
 def gemm_w4a4(act, wgt, out, qout, ascales, wscales, oscales, poolout, lora_act_in, lora_up, lora_down, lora_act_out,
               norm_q, norm_k, rotary_emb, bias, smooth_factor, out_vk, out_linearattn, act_unsigned, lora_scales,
               fuse_silu, fp4, alpha, wcscales, out_q, out_k, out_v, attn_tokens):
-    """The plain product, the one followed by q/k norm and rotary, or the one followed by GELU and the next quantization."""
+    """The plain product, or the one followed by q/k norm and rotary, or by GELU and the next quantization."""
     y = _product(act, wgt, lora_act_in, lora_up, lora_scales, bias)
     if qout is not None:
         hidden = F.gelu(y, approximate="tanh")

@@ -1,4 +1,4 @@
-"""Each kind of adapter by itself, against the dense change. Any world; slow, so CI only runs the file that mixes them."""
+"""Each kind of adapter by itself, against the dense change. Slow: CI only runs the file that mixes them."""
 
 import pytest
 

@@ -93,7 +93,8 @@ def pack_awq_codes(codes: torch.Tensor) -> torch.Tensor:
     """
     out, width = codes.shape
     word = torch.arange(out * width // 4)
-    j, run, row, tile, block = word % 8, word // 8 % 2, word // 16 % 4, word // 64 % (width // 64), word // 64 // (width // 64)
+    j, run, row = word % 8, word // 8 % 2, word // 16 % 4
+    tile, block = word // 64 % (width // 64), word // 64 // (width // 64)
     columns = (tile * 64 + run * 32 + j)[:, None] + torch.arange(0, 32, 8)
     words = (codes[(block * 4 + row)[:, None], columns].to(torch.int64) << torch.arange(0, 16, 4)).sum(-1)
     words = torch.where(words >= 2 ** 15, words - 2 ** 16, words).to(torch.int16)

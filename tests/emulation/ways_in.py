@@ -21,7 +21,10 @@ def scheduled(file, strength: float):
 
 
 class WaysInCases(Restoring):
-    """Needs fixtures ``pairs`` (see cases.Restoring), ``clip`` and ``register(patcher, hooks)``: what a sampler does before it loads."""
+    """Needs fixtures ``pairs`` (see cases.Restoring), ``clip``, and ``register(patcher, hooks)``.
+
+    The last one does what a sampler does before it loads.
+    """
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_scheduled_lora_follows_its_hook_from_step_to_step(self, pairs, family, register):
@@ -72,14 +75,16 @@ class WaysInCases(Restoring):
             assert taken == [key]
         first = [target for number, target in enumerate(_targets(loaded, file)) if number % 2]
         other = [target for number, target in enumerate(_targets(loaded, file)) if not number % 2]
-        assert pair.error(patcher, [(only(file, *first, exact=True), 0.02), (only(file, *other, exact=True), 0.01)]) < TOLERANCE
+        parts = [(only(file, *first, exact=True), 0.02), (only(file, *other, exact=True), 0.01)]
+        assert pair.error(patcher, parts) < TOLERANCE
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_the_key_map_names_every_quantized_layer_of_a_file(self, pairs, family):
         import comfy.lora
 
         names = comfy.lora.model_lora_keys_unet(pairs(family).quantized.model, {})
-        for producer in ("ai-toolkit", "onetrainer kohya", "simpletuner lycoris", "diffusion-pipe", "onetrainer original"):
+        for producer in ("ai-toolkit", "onetrainer kohya", "simpletuner lycoris", "diffusion-pipe",
+                         "onetrainer original"):
             file = example(family, producer, singles=False)
             stems = {key.rpartition(".lora_")[0] for key in file.tensors if ".lora_" in key}
             # adaLN and what is not quantized is ComfyUI's own business.
@@ -122,7 +127,8 @@ class WaysInCases(Restoring):
         lines = [record.getMessage() for record in caplog.records if record.name == "qpatch"]
         count = len(file.layers)
         assert lines[0] == f"qpatch: style.safetensors 0.02 -> {count}/{count + 1} layers"
-        assert len(lines) == 2 and "style.safetensors: 1 keys without effect" in lines[1] and "nowhere" in lines[1], lines
+        assert len(lines) == 2, lines
+        assert "style.safetensors: 1 keys without effect" in lines[1] and "nowhere" in lines[1]
 
     def test_a_composition_that_takes_its_time_moves_comfyui_s_progress_bar(self, pairs, monkeypatch):
         import comfy.utils
@@ -150,7 +156,8 @@ class WaysInCases(Restoring):
         patcher = load(load(pair.quantized, bad, 0.02), good, 0.02)
         with caplog.at_level(logging.INFO, logger="qpatch"):
             assert pair.error(patcher, [(good, 0.02)]) < TOLERANCE
-        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and record.name == "qpatch"]
+        told = [record.getMessage() for record in caplog.records
+                if record.levelno >= logging.WARNING and record.name == "qpatch"]
         assert len(told) == 1 and "lora #1" in told[0] and "NaN" in told[0], told
 
 

@@ -174,7 +174,7 @@ def dynamic_vram():
 
 
 def from_file(pair, path):
-    """The quantized model of ``pair`` once more: written to ``path``, and made under dynamic VRAM from the mapped file."""
+    """The quantized model of ``pair`` once more, made under dynamic VRAM from the file ``path`` it is written to."""
     model, config = pair.model, pair.quantized.model.model_config
     safetensors.torch.save_file({key: value.contiguous() for key, value in model.state_dict().items()}, path)
     with dynamic_vram():
@@ -195,7 +195,8 @@ def inputs(family: str, seed: int = 5) -> dict:
     shape = (1, 16, 1, 8, 8) if family == "qwen-image" else (1, 16, 8, 8)
     steps = {"timestep" if family == "qwen-image" else "timesteps": torch.tensor([0.6])}
     more = {} if family == "qwen-image" else {"num_tokens": 7}
-    return {"x": torch.randn(shape, generator=generator), **steps, "context": context, "transformer_options": {}, **more}
+    noise = torch.randn(shape, generator=generator)
+    return {"x": noise, **steps, "context": context, "transformer_options": {}, **more}
 
 
 def run(patcher, arguments: dict) -> torch.Tensor:
@@ -219,6 +220,6 @@ def offload(model, monkeypatch) -> None:
     nothing = type("Event", (), {"record": lambda self, stream=None: None, "wait_event": lambda self, event: None})
     monkeypatch.setattr(torch.cuda, "Event", lambda *_, **__: nothing())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: nothing())
-    monkeypatch.setattr(manager, "set_device", lambda self, device, force=False: setattr(self, "memory_stream", nothing()),
-                        raising=False)
+    no_move = lambda self, device, force=False: setattr(self, "memory_stream", nothing())  # noqa: E731
+    monkeypatch.setattr(manager, "set_device", no_move, raising=False)
     model.set_offload(True, use_pin_memory=False, num_blocks_on_gpu=1)

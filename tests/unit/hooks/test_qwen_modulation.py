@@ -13,10 +13,11 @@ def block(rows):
     """A block class whose forward puts its modulation rows in planar order by ``rows``."""
 
     class NunchakuQwenImageTransformerBlock(torch.nn.Module):
-        def forward(self, hidden_states, encoder_hidden_states, encoder_hidden_states_mask, temb, image_rotary_emb=None):
+        def forward(self, hidden_states, encoder_hidden_states, encoder_hidden_states_mask, temb, **_):
             img, txt = rows(self.img_mod(temb)), rows(self.txt_mod(temb))
+            streams = (self.img_norm1, hidden_states, img), (self.txt_norm1, encoder_hidden_states, txt)
             states = [norm(x) * (mod.chunk(6, -1)[1] + self.scale_shift) + mod.chunk(6, -1)[0]
-                      for norm, x, mod in ((self.img_norm1, hidden_states, img), (self.txt_norm1, encoder_hidden_states, txt))]
+                      for norm, x, mod in streams]
             return self.attn(hidden_states=states[0], encoder_hidden_states=states[1])
 
     return NunchakuQwenImageTransformerBlock
@@ -42,7 +43,8 @@ def test_a_block_that_turns_interleaved_rows_is_marked_and_the_mark_comes_off():
     assert not hasattr(cls, ROWS)
 
 
-@pytest.mark.parametrize("rows, order", [(lambda modulation: modulation, "planar"), (lambda modulation: modulation.flip(-1), "another way")])
+@pytest.mark.parametrize("rows, order", [
+    (lambda modulation: modulation, "planar"), (lambda modulation: modulation.flip(-1), "another way")])
 def test_a_block_that_takes_them_otherwise_is_incompatible_and_the_order_is_named(rows, order):
     found = qwen_modulation.examine(module(block(rows)))
     assert found.verdict == "incompatible" and order in found.reason

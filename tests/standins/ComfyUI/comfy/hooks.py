@@ -28,7 +28,8 @@ class WeightHook:
         return hash(self.hook_ref)
 
     def add_hook_patches(self, model, registered):
-        weights = comfy.lora.load_lora(self.weights, comfy.lora.model_lora_keys_unet(model.model, {}), log_missing=False)
+        names = comfy.lora.model_lora_keys_unet(model.model, {})
+        weights = comfy.lora.load_lora(self.weights, names, log_missing=False)
         model.add_hook_patches(hook=self, patches=weights, strength_patch=self._strength_model)
         registered.append(self)
 

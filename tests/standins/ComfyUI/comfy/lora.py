@@ -14,7 +14,8 @@ def _diffusers_names(config):
     blocks += [f"{kind}_refiner.{i}" for kind in ("noise", "context") for i in range(2)]
     for block in blocks:
         for place, part in enumerate("qkv"):
-            names[f"{block}.attention.to_{part}"] = (f"diffusion_model.{block}.attention.qkv.weight", (0, place * dim, dim))
+            fused = f"diffusion_model.{block}.attention.qkv.weight"
+            names[f"{block}.attention.to_{part}"] = fused, (0, place * dim, dim)
         names[f"{block}.attention.to_out.0"] = f"diffusion_model.{block}.attention.out.weight"
         for name in ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "adaLN_modulation.0"):
             names[f"{block}.{name}"] = f"diffusion_model.{block}.{name}.weight"

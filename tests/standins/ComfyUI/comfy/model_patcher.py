@@ -52,7 +52,8 @@ class ModelPatcher:
         twin.patches_uuid = self.patches_uuid
         twin.attachments = {key: value.on_model_patcher_clone() if hasattr(value, "on_model_patcher_clone") else value
                             for key, value in self.attachments.items()}
-        twin.callbacks = {kind: {key: list(calls) for key, calls in group.items()} for kind, group in self.callbacks.items()}
+        twin.callbacks = {kind: {key: list(calls) for key, calls in group.items()}
+                          for kind, group in self.callbacks.items()}
         twin.injections = {key: list(value) for key, value in self.injections.items()}
         # As upstream does it, although nothing was injected in the clone's name.
         twin.is_injected, twin.skip_injection = self.is_injected, self.skip_injection

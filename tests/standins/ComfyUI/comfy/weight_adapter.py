@@ -38,7 +38,8 @@ class LoKrAdapter(WeightAdapterBase):
 
     @classmethod
     def read(cls, stem, lora, alpha):
-        w1, w2, w1a, w1b, w2a, w2b = (lora.get(f"{stem}.lokr_{name}") for name in ("w1", "w2", "w1_a", "w1_b", "w2_a", "w2_b"))
+        names = "w1", "w2", "w1_a", "w1_b", "w2_a", "w2_b"
+        w1, w2, w1a, w1b, w2a, w2b = (lora.get(f"{stem}.lokr_{name}") for name in names)
         if w1 is not None or w1a is not None:
             return cls((w1, w2, alpha, w1a, w1b, w2a, w2b, None, None))
 

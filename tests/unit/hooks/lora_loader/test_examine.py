@@ -39,7 +39,8 @@ def test_a_patcher_without_injections_is_left_alone_and_what_it_lacks_is_named()
     assert found.verdict == "incompatible" and "set_injections" in found.reason
 
 
-@pytest.mark.parametrize("own_path, said", [(True, "own LoRA path (plain LoRA only) is bypassed"), (False, "ignores every LoRA")])
+@pytest.mark.parametrize("own_path, said", [
+    (True, "own LoRA path (plain LoRA only) is bypassed"), (False, "ignores every LoRA")])
 def test_the_reason_tells_the_two_patchers_of_the_pack_apart(own_path, said):
     abilities = {name: None for name in (*patchers.models.ABILITIES, "add_patches", "add_hook_patches")}
     cls = type("ZImageModelPatcher", (), {**abilities, **({"patch_weight_to_device": None} if own_path else {})})

@@ -43,7 +43,8 @@ def test_a_whole_fused_weight_stays_whole():
 
 
 @pytest.mark.parametrize("kind, count, suffix", [
-    ("loha", 8, "hada_w1_a"), ("lokr", 9, "lokr_w1"), ("glora", 6, "a1.weight"), ("oft", 4, "oft_blocks"), ("boft", 4, "oft_blocks"),
+    ("loha", 8, "hada_w1_a"), ("lokr", 9, "lokr_w1"), ("glora", 6, "a1.weight"), ("oft", 4, "oft_blocks"),
+    ("boft", 4, "oft_blocks"),
 ])
 def test_every_kind_of_adapter_is_written_under_its_suffixes(kind, count, suffix):
     found = as_file("diffusion_model.layers.0.feed_forward.w1.weight", adapter(kind, UP, *[None] * (count - 1)), Z)

@@ -11,12 +11,17 @@ Z = get("z-image")
 
 
 def tensors():
-    return {"layers.0.attention.to_q.lora_A.weight": torch.ones(2, 8), "layers.0.attention.to_q.lora_B.weight": torch.ones(8, 2)}
+    stem = "layers.0.attention.to_q"
+    return {f"{stem}.lora_A.weight": torch.ones(2, 8), f"{stem}.lora_B.weight": torch.ones(8, 2)}
 
 
 def test_a_lora_is_called_after_the_file_that_its_tensors_were_read_from(tmp_path):
     read = tensors()
-    load = file_names.noting_the_name(lambda ckpt, safe_load=False, return_metadata=False: (read, {}) if return_metadata else read)
+
+    def original(ckpt, safe_load=False, return_metadata=False):
+        return (read, {}) if return_metadata else read
+
+    load = file_names.noting_the_name(original)
     assert load(str(tmp_path / "style.safetensors"), safe_load=True, return_metadata=True) == (read, {})
     assert opened.lora(read, Z, "lora #1").name == "style.safetensors"
     # A node that took some keys away and added others.

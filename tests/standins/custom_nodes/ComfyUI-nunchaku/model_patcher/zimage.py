@@ -1,4 +1,4 @@
-"""Stand-in for the patcher of Nunchaku Z-Image: plain LoRA on all of q, k, v and on both of w1, w3, else an assertion."""
+"""Stand-in for the patcher of Nunchaku Z-Image: plain LoRA on all of q, k, v and both of w1, w3, or an assertion."""
 
 import uuid
 

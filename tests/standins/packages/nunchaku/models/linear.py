@@ -79,6 +79,6 @@ class AWQW4A16Linear(nn.Module):
     def forward(self, x):
         from .._C import ops
 
-        output = ops.gemv_awq(x, self.qweight, self.wscales, self.wzeros, x.shape[0], self.out_features, self.in_features,
-                              self.group_size)
+        output = ops.gemv_awq(x, self.qweight, self.wscales, self.wzeros, x.shape[0], self.out_features,
+                              self.in_features, self.group_size)
         return output if self.bias is None else output.add_(self.bias)

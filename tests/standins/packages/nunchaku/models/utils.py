@@ -1,4 +1,4 @@
-"""Stand-in for nunchaku's helpers: one Linear of several, without their weights; blocks that take turns in two buffers."""
+"""Stand-in for nunchaku's helpers: one Linear of several, without weights; blocks that take turns in two buffers."""
 
 import copy
 

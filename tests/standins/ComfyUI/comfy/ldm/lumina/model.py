@@ -60,7 +60,8 @@ class JointTransformerBlock(nn.Module):
             setattr(self, name, settings["operations"].RMSNorm(dim, eps=1e-5, **place))
         self.adaLN_modulation = None
         if modulation:
-            self.adaLN_modulation = nn.Sequential(settings["operations"].Linear(min(dim, 256), 4 * dim, bias=True, **place))
+            linear = settings["operations"].Linear(min(dim, 256), 4 * dim, bias=True, **place)
+            self.adaLN_modulation = nn.Sequential(linear)
 
     def forward(self, x, freqs_cis, adaln_input=None):
         scale_1, gate_1, scale_2, gate_2 = 1, 1, 1, 1
@@ -79,13 +80,15 @@ class NextDiT(nn.Module):
         hidden_dim = 256 * -(-int(dim * ffn_dim_multiplier) // 256)
 
         def blocks(count, modulation=True):
-            return nn.ModuleList(JointTransformerBlock(dim, n_heads, hidden_dim, modulation, **settings) for _ in range(count))
+            made = (JointTransformerBlock(dim, n_heads, hidden_dim, modulation, **settings) for _ in range(count))
+            return nn.ModuleList(made)
 
         def linear(inputs, outputs):
             return operations.Linear(inputs, outputs, bias=True, dtype=dtype, device=device)
 
         self.x_embedder = linear(4 * in_channels, dim)
-        self.cap_embedder = nn.Sequential(operations.RMSNorm(cap_feat_dim, dtype=dtype, device=device), linear(cap_feat_dim, dim))
+        norm = operations.RMSNorm(cap_feat_dim, dtype=dtype, device=device)
+        self.cap_embedder = nn.Sequential(norm, linear(cap_feat_dim, dim))
         self.t_embedder = nn.Module()
         self.t_embedder.mlp = nn.Sequential(linear(256, min(dim, 1024)), nn.SiLU(), linear(min(dim, 1024), 256))
         self.noise_refiner, self.context_refiner, self.layers = blocks(2), blocks(2, modulation=False), blocks(n_layers)
@@ -109,7 +112,8 @@ class NextDiT(nn.Module):
         both = torch.cat((txt, img), dim=1)
         for block in self.layers:
             both = block(both, table, t)
-        img = F.layer_norm(both[:, txt.shape[1]:], both.shape[-1:]) * (1 + self.final_layer.adaLN_modulation(t).unsqueeze(1))
+        scale = 1 + self.final_layer.adaLN_modulation(t).unsqueeze(1)
+        img = F.layer_norm(both[:, txt.shape[1]:], both.shape[-1:]) * scale
         img = self.final_layer.linear(img).transpose(1, 2)
         return -F.pixel_shuffle(img.unflatten(-1, (x.shape[-2] // 2, x.shape[-1] // 2)), 2)
 

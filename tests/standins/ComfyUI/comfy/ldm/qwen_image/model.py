@@ -30,7 +30,8 @@ class FeedForward(nn.Module):
 def joint_attention(attn, image, text):
     """image and text: (q, k, v) of each stream; the attended streams, image first."""
     streams = []
-    for (query, key, value), norms in ((text, (attn.norm_added_q, attn.norm_added_k)), (image, (attn.norm_q, attn.norm_k))):
+    norms_of = (text, (attn.norm_added_q, attn.norm_added_k)), (image, (attn.norm_q, attn.norm_k))
+    for (query, key, value), norms in norms_of:
         heads = [part.unflatten(-1, (attn.heads, -1)) for part in (query, key, value)]
         streams.append((norms[0](heads[0]), norms[1](heads[1]), heads[2]))
     query, key, value = (torch.cat(parts, dim=1).transpose(1, 2) for parts in zip(*streams))
@@ -103,8 +104,8 @@ class TimestepEmbedder(nn.Module):
 class QwenImageTransformer2DModel(nn.Module):
     block = QwenImageTransformerBlock
 
-    def __init__(self, in_channels, num_layers, attention_head_dim, num_attention_heads, joint_attention_dim, operations,
-                 image_model=None, dtype=None, device=None, **more):
+    def __init__(self, in_channels, num_layers, attention_head_dim, num_attention_heads, joint_attention_dim,
+                 operations, image_model=None, dtype=None, device=None, **more):
         super().__init__()
         dim, settings = attention_head_dim * num_attention_heads, {"dtype": dtype, "device": device}
         self.time_text_embed = nn.Module()
@@ -135,8 +136,8 @@ class QwenImageTransformer2DModel(nn.Module):
             block = self.get_block(index)
 
             def run(args, block=block):
-                txt, img = block(hidden_states=args["img"], encoder_hidden_states=args["txt"], encoder_hidden_states_mask=None,
-                                 temb=args["vec"], image_rotary_emb=args["pe"])
+                txt, img = block(hidden_states=args["img"], encoder_hidden_states=args["txt"],
+                                 encoder_hidden_states_mask=None, temb=args["vec"], image_rotary_emb=args["pe"])
                 return {"txt": txt, "img": img}
 
             args = {"img": img, "txt": txt, "vec": temb, "pe": None}
