@@ -53,7 +53,7 @@ class Place:
 
     def cut(self, delta: Delta) -> Delta:
         """What of ``delta`` goes here; raises :class:`UnsupportedAdapter` where it cannot be cut."""
-        if True:
+        if self.source_rows is None and self.columns is None:
             return delta
         if delta.rebase is not None or delta.rebias is not None:
             raise UnsupportedAdapter("it depends on the weight of the whole layer, which this model keeps in several")
