@@ -141,7 +141,7 @@ def _add(layer: Layer, adapter: Adapter, delta: Delta, strength: float, piece: T
     if delta.rebase is not None or delta.replace is not None:
         layer.unknown.append(f"{adapter.file}: {kind_of(adapter)} depends on the base weight")
         return
-    layer.terms += [Term(term.up, term.down, term.scale) for term in delta.terms]
+    layer.terms += [Term(term.up, term.down, term.scale * strength) for term in delta.terms]
     if delta.dense is not None:
         layer.dense.append((strength, delta.dense))
     shapes = [tuple(part.shape) for part in (*delta.terms, *([] if delta.dense is None else [delta.dense]))]
