@@ -66,6 +66,8 @@ BREAKS: tuple[Known, ...] = (
           {COMFYUI: ("0.15.0", None), PACK: ("1.2.0", None)}, _compat("patcher-calls")),
     Known("Z-Image: LoRA files with parts of q, k, v or w1, w3 only, LoKr or norms stop with an error;"
           " kohya names, fused qkv and DoRA's scale have no effect", {PACK: ("1.2.0", None)}, ("lora-loader",)),
+    Known("Z-Image: 'Unexpected key' when models are merged or subtracted; Qwen-Image: merging has no effect, and LoRA"
+          " extraction writes whole weights", {PACK: ANY}, ("lora-loader",)),
     Known("Qwen-Image: LoRA files loaded with ComfyUI's nodes have no effect", {PACK: ANY},
           ("lora-loader", "qwen-modulation")),
     Known("Qwen-Image: cannot import name 'apply_rotary_emb', the node is missing",

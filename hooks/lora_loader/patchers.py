@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from qpatch.finding import incompatible, needed
 from qpatch.patching import Wrap
 
-from . import loose, models, opened, stack
+from . import loose, models, opened, stack, weights
 
 CLASSES = ("NunchakuModelPatcher", "ZImageModelPatcher")
 
@@ -27,8 +27,17 @@ def examine(module):
 
 
 def patches(module):
-    return [Wrap(cls, name, make) for cls in _classes(module)
-            for name, make in (("add_patches", taking_loras), ("add_hook_patches", taking_scheduled_loras))]
+    return [Wrap(cls, name, make) for cls in _classes(module) for name, make in _changes(cls)]
+
+
+def _changes(cls) -> list[tuple]:
+    """(method, what makes its replacement) for a patcher class."""
+    found = [("add_patches", taking_loras), ("add_hook_patches", taking_scheduled_loras),
+             ("get_key_patches", weights.with_loras_as_comfyui_s), ("model_state_dict", weights.with_standing_loras),
+             ("patch_weight_to_device", weights.by_comfyui(cls)), ("state_dict_for_saving", weights.telling_of_loras)]
+    if "load" in vars(cls):
+        found += [("load", weights.patching_as_it_loads), ("detach", weights.restoring_as_it_leaves)]
+    return [(name, make) for name, make in found if hasattr(cls, name)]
 
 
 def taking_loras(original):
@@ -42,6 +51,7 @@ def taking_loras(original):
         if taken:
             _extend(self, tensors, family, strength_patch)
         rest = {key: patch for key, patch in patches.items() if key not in taken}
+        rest = weights.for_plain_layers(self, rest, family) if rest else rest
         applied = original(self, rest, strength_patch, strength_model, *args, **kwargs) if rest or not taken else []
         return [*applied, *taken]
 

@@ -6,6 +6,8 @@ The clones of a patcher share one model. What is composed in it is read from the
 
 from __future__ import annotations
 
+import contextlib
+
 from qpatch import toggles
 
 # The functions themselves, not the package that loads them on demand: patchers are deleted at interpreter exit too.
@@ -55,13 +57,35 @@ def eject(patcher) -> None:
         _take_out(model)
 
 
-def _take_out(model) -> None:
+@contextlib.contextmanager
+def turn(patcher):
+    """In here the model is as ``patcher`` wants it, afterwards as it was, whichever clone is loaded."""
+    model = models.diffusion_model(patcher.model)
+    before = _standing(model)
+    if not patcher.is_injected:
+        _take_out(model)
+        inject(patcher)
     try:
-        if composed(model):
-            set_aside(model)
+        yield
+    finally:
+        if not patcher.is_injected:
+            _take_out(model)
+            if before:
+                loras = [(one.file, one.strength) for one in before]
+                compose(model, loras, options.max_rank(), leave_out=options.leave_out(model), log=False)
+
+
+def _standing(model) -> tuple:
+    """What is composed in ``model``; nothing of ours is in what another pack may have put in its place."""
+    try:
+        return composed(model)
     except PlanError:
-        # Another pack has put something in the transformer's place: nothing of ours is in that.
-        pass
+        return ()
+
+
+def _take_out(model) -> None:
+    if _standing(model):
+        set_aside(model)
 
 
 def _compose(model, own, wanted) -> None:

@@ -8,6 +8,7 @@ from emulation.cases import Cases
 from emulation.effect import Pairs
 from emulation.fixtures import clip, count_calls  # noqa: F401
 from emulation.life import LifeCases
+from emulation.merging import MergingCases
 from emulation.surroundings import SurroundingCases
 from emulation.ways_in import WaysInCases
 
@@ -44,4 +45,8 @@ class TestSurroundingsOnCheckouts(SurroundingCases):
 
 
 class TestWaysInOnCheckouts(WaysInCases):
+    pass
+
+
+class TestMergingOnCheckouts(MergingCases):
     pass

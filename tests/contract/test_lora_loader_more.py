@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import qpatch
-from emulation import effect, world
+from emulation import effect, merging, world
 from emulation.cases import load
 from emulation.effect import FAMILIES, TOLERANCE, Pairs, example
 from emulation.kinds import KindCases
@@ -115,6 +115,23 @@ def test_comfyui_s_own_node_loads_a_file_by_its_name(pairs, family, tmp_path, mo
     del patcher, weaker
     gc.collect()
     assert pair.bare()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_comfyui_s_own_nodes_extract_the_lora_of_the_unquantized_layers(pairs, family):
+    from comfy_extras import nodes_lora_extract, nodes_model_merging
+
+    pair, file = pairs(family), example(family)
+    (difference,) = nodes_model_merging.ModelSubtract().merge(load(pair.quantized, file, 0.02), pair.quantized, 1.0)
+    whole = nodes_lora_extract.LORAType.FULL_DIFF
+    found = nodes_lora_extract.calc_lora_model(difference, 8, "diffusion_model.", "", {}, whole, bias_diff=True)
+    changes = merging.plain_changes(pair, file, 0.02)
+    assert found.keys() == {key.replace(".weight", ".diff").replace(".bias", ".diff_b") for key in changes
+                            if key.endswith((".weight", ".bias")) and merging.plain(pair, key)}
+    for key, change in changes.items():
+        value = found.get(key.replace(".weight", ".diff"))
+        assert value is None or torch.allclose(value.float(), change, atol=0.01 * change.abs().max().item() + 1e-6), key
+    difference.detach()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

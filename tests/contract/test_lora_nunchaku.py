@@ -52,7 +52,8 @@ def filled(layer, like):
     """``layer`` with the numbers of a stand-in."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
-            parameter.copy_(getattr(like, name) if getattr(like, name, None) is not None else torch.ones_like(parameter))
+            value = getattr(like, name, None)
+            parameter.copy_(torch.ones_like(parameter) if value is None else value)
     if hasattr(layer, "wtscale"):
         layer.wtscale = like.wtscale
     return layer
@@ -98,7 +99,8 @@ def test_the_fused_module_of_the_diffusers_class_holds_them(real_layers, nunchak
     assert isinstance(module, fused)
     example = producers.make("musubi", "z-image", rank=5, dims=trees.Z_DIMS)
     assert lora.compose(root, [(example.tensors, 0.7)]).complete
-    wanted = torch.cat([torch.from_numpy(example.layers[f"layers.0.attention.qkv[{part}]"].change(None, 0.7)) for part in "qkv"])
+    wanted = torch.cat([torch.from_numpy(example.layers[f"layers.0.attention.qkv[{part}]"].change(None, 0.7))
+                        for part in "qkv"])
     added = trees.effective(module, "qkv_") - trees.effective(before, "qkv_")
     assert expected.relative(added, wanted) < 6e-3
     lora.reset(root)
@@ -113,7 +115,8 @@ def test_the_forward_of_the_real_modulation_layer_changes_by_the_product(real_la
     monkeypatch.setattr(ops, "gemv_awq", lambda x, *_: (x.double() @ dense.T).to(x.dtype))
     x = torch.randn(3, 128).bfloat16()
     before = layer(x).double()
-    example = producers.make("peft", "qwen-image", rank=5, dims={**trees.QWEN_DIMS, "h": 128, "f": 128, "m": 768, "n": 256})
+    dims = {**trees.QWEN_DIMS, "h": 128, "f": 128, "m": 768, "n": 256}
+    example = producers.make("peft", "qwen-image", rank=5, dims=dims)
     lora.compose(root, [(example.tensors, 0.7)])
     after = layer(x).double()
     added = (after - before).view(3, -1, 6).transpose(1, 2).reshape(3, -1)
@@ -135,7 +138,8 @@ def blank(model):
 @pytest.mark.parametrize("producer", ["musubi", "diffusion-pipe"])
 def test_every_layer_finds_its_place_in_the_diffusers_z_image(nunchaku, producer, skip_refiners):
     kind = nunchaku("models.transformers.transformer_zimage").NunchakuZImageTransformer2DModel
-    model = kind(dim=384, n_layers=2, n_refiner_layers=1, n_heads=3, n_kv_heads=3, cap_feat_dim=64, axes_lens=[64, 64, 64])
+    model = kind(dim=384, n_layers=2, n_refiner_layers=1, n_heads=3, n_kv_heads=3, cap_feat_dim=64,
+                 axes_lens=[64, 64, 64])
     model.to(torch.bfloat16)._patch_model(skip_refiners=skip_refiners, precision="int4", rank=16)
     # The fused modules come into being after a state dict is loaded.
     blank(model).load_state_dict(model.state_dict())
@@ -156,7 +160,8 @@ def test_every_layer_finds_its_place_in_the_diffusers_qwen_image(nunchaku):
 
 def test_the_layers_of_flux_have_their_places_in_nunchakus_second_class(nunchaku):
     kind = nunchaku("models.transformers.transformer_flux_v2").NunchakuFluxTransformer2DModelV2
-    model = kind(num_layers=1, num_single_layers=1, num_attention_heads=2, joint_attention_dim=64, pooled_projection_dim=64)
+    model = kind(num_layers=1, num_single_layers=1, num_attention_heads=2, joint_attention_dim=64,
+                 pooled_projection_dim=64)
     model.to(torch.bfloat16)._patch_model(precision="int4", rank=16)
     places = Places(model, None)
 
@@ -170,6 +175,7 @@ def test_the_layers_of_flux_have_their_places_in_nunchakus_second_class(nunchaku
     assert found(single + "proj_mlp") == [("mlp_fc1", "svdq", slice(0, 1024), None)]
     assert found(single + "proj_out") == [("attn.to_out", "svdq", slice(0, 256), slice(0, 256)),
                                           ("mlp_fc2", "svdq", slice(0, 256), slice(256, 1280))]
-    for name, splits in ((double + "norm1.linear", 6), (double + "norm1_context.linear", 6), (single + "norm.linear", 3)):
+    norms = (double + "norm1.linear", 6), (double + "norm1_context.linear", 6), (single + "norm.linear", 3)
+    for name, splits in norms:
         (place,) = places.find(Target(name))
         assert place.site.kind == "awq" and place.site.splits == splits

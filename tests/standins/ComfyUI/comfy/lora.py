@@ -24,8 +24,9 @@ def _diffusers_names(config):
 
 # Upstream's fault: one default for all models ever seen.
 def model_lora_keys_unet(model, key_map={}):
-    weights = [key for key in model.state_dict() if key.startswith("diffusion_model.") and key.endswith(".weight")]
-    for key in weights:
+    keys = [key for key in model.state_dict() if key.startswith("diffusion_model.")]
+    key_map.update((key, key) for key in keys if not key.endswith(".weight"))
+    for key in [key for key in keys if key.endswith(".weight")]:
         name = key.removeprefix("diffusion_model.").removesuffix(".weight")
         key_map["lora_unet_" + name.replace(".", "_")] = key
         key_map["diffusion_model." + name] = key
@@ -70,7 +71,11 @@ def calculate_weight(patches, weight, key, original_weights=None):
     for strength, patch, strength_model, offset, _function in patches:
         rows = weight if offset is None else weight.narrow(*offset)
         rows.mul_(strength_model)
-        if isinstance(patch, comfy.weight_adapter.WeightAdapterBase):
+        if isinstance(patch, list):
+            # Another model's weight and the patches on it, as merging hands them over.
+            (base, convert), *others = patch
+            rows.add_(calculate_weight(others, convert(base, inplace=True), key).double(), alpha=strength)
+        elif isinstance(patch, comfy.weight_adapter.WeightAdapterBase):
             rows.add_(patch.delta(), alpha=strength)
         elif patch[0] == "diff":
             rows.add_(patch[1][0].double(), alpha=strength)

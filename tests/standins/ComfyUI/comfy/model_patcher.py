@@ -3,8 +3,6 @@
 import contextlib
 import uuid
 
-
-
 import comfy.lora
 import comfy.utils
 from comfy.patcher_extension import CallbacksMP
@@ -125,11 +123,29 @@ class ModelPatcher:
                 injection.eject(self)
             self.is_injected = False
 
-    def patch_weight_to_device(self, key, device_to=None, inplace_update=False):
-        if key in self.patches:
-            weight = comfy.utils.get_attr(self.model, key)
-            self.backup.setdefault(key, weight)
-            comfy.utils.set_attr_param(self.model, key, comfy.lora.calculate_weight(self.patches[key], weight, key))
+    def model_state_dict(self, filter_prefix=None):
+        with self.use_ejected():
+            return {key: value for key, value in self.model.state_dict().items() if key.startswith(filter_prefix or "")}
+
+    def get_key_patches(self, filter_prefix=None):
+        found = {}
+        for key in self.model_state_dict(filter_prefix):
+            weight = self.backup[key] if key in self.backup else comfy.utils.get_attr(self.model, key)
+            found[key] = [(weight, lambda weight, **_: weight), *self.patches.get(key, [])]
+        return found
+
+    def state_dict_for_saving(self):
+        return self.model.state_dict()
+
+    def patch_weight_to_device(self, key, device_to=None, inplace_update=False, return_weight=False):
+        weight = comfy.utils.get_attr(self.model, key)
+        if key not in self.patches:
+            return weight
+        patched = comfy.lora.calculate_weight(self.patches[key], weight, key)
+        if return_weight:
+            return patched
+        self.backup.setdefault(key, weight)
+        comfy.utils.set_attr_param(self.model, key, patched)
 
     def load(self, device_to=None, lowvram_model_memory=0, force_patch_weights=False, full_load=False):
         with self.use_ejected():
@@ -137,6 +153,7 @@ class ModelPatcher:
             if not self.model.loaded:
                 for key, _ in list(self.model.named_parameters()):
                     self.patch_weight_to_device(key, device_to=device_to)
+                    self.model.get_submodule(key.rpartition(".")[0]).comfy_patched_weights = True
             self.model.to(device_to)
             self.model.loaded = True
             self.model.current_weight_patches_uuid = self.patches_uuid
@@ -159,6 +176,8 @@ class ModelPatcher:
             for key, weight in self.backup.items():
                 comfy.utils.set_attr(self.model, key, weight)
             self.backup.clear()
+            for module in self.model.modules():
+                vars(module).pop("comfy_patched_weights", None)
             self.model.current_weight_patches_uuid, self.model.loaded = None, False
             if device_to is not None:
                 self.model.to(device_to)
@@ -223,5 +242,3 @@ class ModelPatcher:
 
     def cleanup(self):
         self.clean_hooks()
-
-

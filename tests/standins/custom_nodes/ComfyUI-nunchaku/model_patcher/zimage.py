@@ -22,6 +22,7 @@ class ZImageModelPatcher(ModelPatcher):
             return taken
 
     def patch_weight_to_device(self, key, device_to=None, inplace_update=False):
+        assert key not in self.patches or key.endswith(".weight"), f"Unexpected key: {key}"
         if not key.endswith(".qweight"):
             return super().patch_weight_to_device(key, device_to, inplace_update)
         found = self.patches.get(key.replace(".qweight", ".weight"), [])
