@@ -50,7 +50,7 @@ def through_qpatch(original):
         # Nothing that ComfyUI patches has changed: with the parent's identifier it keeps the loaded
         # weights, and the injection alone brings the LoRAs.
         new_model.patches_uuid = model.patches_uuid
-        _put_on(new_model, lora, family, strength_model)
+        _put_on(new_model, lora, family, strength_model, texts_matter=clip is None)
         return new_model, new_clip
 
     return load
@@ -61,7 +61,8 @@ def _not_for_the_model(lora, family) -> dict:
     return {key: tensor for key, tensor in lora.items() if key not in FLAGS and resolve(key).target is None}
 
 
-def _put_on(patcher, tensors, family, strength: float) -> None:
+def _put_on(patcher, tensors, family, strength: float, texts_matter: bool) -> None:
+    """``texts_matter``: whether it is news that the file is for a text encoder, because none is there to take it."""
     own = stack.ensure(patcher)
     wanted = opened.lora(tensors, family, fallback=f"lora #{len(own.entries) + 1}")
     try:
@@ -74,5 +75,8 @@ def _put_on(patcher, tensors, family, strength: float) -> None:
             raise
         messages.failed([(wanted, strength)])
         return
-    if holds_layers and strength != 0:
-        own.entries.append(stack.Entry(wanted, strength))
+    if strength != 0:
+        if holds_layers:
+            own.entries.append(stack.Entry(wanted, strength))
+        else:
+            messages.without_layers(wanted.file, texts_matter)

@@ -18,9 +18,19 @@ def tell(report) -> None:
             log.warning(f"{file.problem}; it has no effect, the others are applied")
             continue
         log.info(f"{file.name} {file.strength:g} -> {file.applied}/{file.total} layers")
-        for reason, keys in _by_reason(file.misses).items():
-            more = f" and {len(keys) - _SAMPLES} more" if len(keys) > _SAMPLES else ""
-            log.warning(f"{file.name}: {len(keys)} keys without effect, {reason}: {', '.join(keys[:_SAMPLES])}{more}")
+        _tell_misses(file.name, file.misses)
+
+
+def without_layers(file, texts_matter: bool) -> None:
+    """A file of which nothing is for the model; ``texts_matter``: also if it is for a text encoder."""
+    texts = () if texts_matter else file.text_encoder_keys
+    _tell_misses(file.name, [(key, reason) for key, reason in (*file.unknown, *file.skipped) if key not in texts])
+
+
+def _tell_misses(name: str, misses) -> None:
+    for reason, keys in _by_reason(misses).items():
+        more = f" and {len(keys) - _SAMPLES} more" if len(keys) > _SAMPLES else ""
+        log.warning(f"{name}: {len(keys)} keys without effect, {reason}: {', '.join(keys[:_SAMPLES])}{more}")
 
 
 def _by_reason(misses) -> dict[str, list[str]]:

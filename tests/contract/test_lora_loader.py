@@ -10,6 +10,7 @@ from emulation.fixtures import clip, count_calls  # noqa: F401
 from emulation.life import LifeCases
 from emulation.merging import MergingCases
 from emulation.surroundings import SurroundingCases
+from emulation.users import UserCases
 from emulation.ways_in import WaysInCases
 
 pytestmark = [pytest.mark.comfyui, pytest.mark.nunchaku,
@@ -49,4 +50,8 @@ class TestWaysInOnCheckouts(WaysInCases):
 
 
 class TestMergingOnCheckouts(MergingCases):
+    pass
+
+
+class TestUsersOnCheckouts(UserCases):
     pass

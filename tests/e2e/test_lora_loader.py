@@ -10,6 +10,7 @@ from emulation.fixtures import clip, count_calls  # noqa: F401
 from emulation.life import LifeCases
 from emulation.merging import MergingCases
 from emulation.surroundings import SurroundingCases
+from emulation.users import UserCases
 from emulation.ways_in import WaysInCases
 
 
@@ -42,4 +43,8 @@ class TestWaysInOnStandins(WaysInCases):
 
 
 class TestMergingOnStandins(MergingCases):
+    pass
+
+
+class TestUsersOnStandins(UserCases):
     pass

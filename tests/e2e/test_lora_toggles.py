@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import qpatch
-from emulation import effect, world
+from emulation import effect, merging, world
 from emulation.cases import load
 from qpatch import states
 from qpatch.catalogue import named
@@ -33,7 +33,9 @@ def test_switched_off_no_function_of_comfyui_has_a_layer_of_the_hook(enter):
                      comfy.lora.model_lora_keys_unet, comfy.utils.load_torch_file]
         for name, cls in (("common", "NunchakuModelPatcher"), ("zimage", "ZImageModelPatcher")):
             patcher = getattr(world.of_pack(f"model_patcher.{name}"), cls)
-            functions += [patcher.add_patches, patcher.add_hook_patches]
+            functions += [getattr(patcher, method) for method in (
+                "add_patches", "add_hook_patches", "get_key_patches", "model_state_dict", "patch_weight_to_device",
+                "state_dict_for_saving", "load", "detach")]
         assert not any(marked(function, "lora-loader") for function in functions)
         assert states.overall(named("lora-loader")) == ("disabled", "QPATCH_DISABLE names it")
     with enter():
@@ -55,6 +57,21 @@ def test_switched_off_z_image_takes_the_pack_s_own_path_with_its_limits(enter):
         patcher = load(pair.quantized, effect.only(effect.example("z-image"), "qkv[q]", "qkv[v]"), 1.0)
         with pytest.raises(AssertionError):
             pair.run(patcher)
+
+
+def test_switched_off_merging_stops_on_z_image_and_does_nothing_on_qwen_image(enter):
+    with enter("lora-loader"):
+        for family in effect.FAMILIES:
+            pair = effect.Pair(family)
+            with merging.doubled(pair):
+                patches = pair.quantized.get_key_patches("diffusion_model.")
+            patcher = pair.quantized.clone()
+            patcher.add_patches(patches, 0.5, 2.0)
+            if family == "z-image":
+                with pytest.raises(AssertionError, match="Unexpected key"):
+                    pair.run(patcher)
+            else:
+                assert torch.equal(pair.run(patcher), pair.base)
 
 
 def test_the_two_paths_of_z_image_can_be_told_apart_in_the_status(enter):
