@@ -49,7 +49,7 @@ def open_lora(source: str | PathLike | Mapping[str, torch.Tensor], *, name: str 
               convention: str = "comfyui") -> LoraFile:
     """Open a LoRA for a Qwen-Image or Z-Image model.
 
-    ``source``          path of a safetensors file (mapped, its data read on demand) or a dict of tensors.
+    ``source``          path of a safetensors file (its data is read on demand) or a dict of tensors.
     ``name``            what messages and reports call it; default: the file's name.
     ``family``          the model's family, if known; a file of another one is refused.
     ``metadata_alpha``  where a layer has no alpha tensor, take alpha from the file's metadata, as

@@ -2,11 +2,12 @@
 
 A safetensors file is: 8 bytes little-endian length n, n bytes of JSON, the data. The JSON maps
 each key to its dtype, shape and [begin, end) in the data; ``__metadata__`` maps text to text.
-All of it is checked here, before anybody maps the data, so that a bad file is one clear error.
+All of it is checked here, before anybody reads the data, so that a bad file is one clear error.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from dataclasses import dataclass
@@ -67,22 +68,36 @@ def read(path: str | os.PathLike, name: str | None = None) -> Header:
 
     Raises :class:`FileError`.
     """
-    path = Path(path)
     name = name or str(path)
+    with opened(path, name) as stream:
+        return read_from(stream, name)
+
+
+def opened(path: str | os.PathLike, name: str) -> io.FileIO:
+    """The regular file at ``path``, unbuffered; raises :class:`FileError`."""
+    path = Path(path)
     try:
         if path.is_dir():
             raise FileError("this is a folder; name the .safetensors file in it", file=name)
         if path.exists() and not path.is_file():
             raise FileError("this is no regular file", file=name)
-        with open(path, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            first = stream.read(512)
-            length = _length(name, first, size)
-            stream.seek(8)
-            raw = stream.read(length)
+        return open(path, "rb", buffering=0)
     except (OSError, ValueError) as error:
         # ValueError: a path with a NUL in it.
         raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", file=name) from error
+
+
+def read_from(stream: io.FileIO, name: str) -> Header:
+    """:func:`read`, of a file that is open."""
+    try:
+        size = os.fstat(stream.fileno()).st_size
+        length = _length(name, stream.read(512), size)
+        stream.seek(8)
+        raw = stream.read(length)
+    except OSError as error:
+        raise FileError(f"cannot be read: {error.strerror or error}", file=name) from error
+    if len(raw) < length:
+        raise FileError("the file has become shorter while its header was read", file=name)
     return parse(name, raw, size)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from . import reading
+from . import mapping, reading
 from .composition import entry, number, rescale, swap
 from .coverage import Coverage
 from .errors import LoraError, PlanError, UnsupportedAdapter
@@ -187,7 +187,10 @@ def compose(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max
     asked = reading.Asked.of(loras, max_rank, **{name: options.get(name, default) for name, default in reading.OPTIONS.items()})
     with holding(root) as state:
         report = _again(root, state, asked, [number(strength, reading.name_of(source)) for source, strength in loras])
-    return report if report is not None else plan(model, loras, max_rank, **options).apply(log)
+    if report is not None:
+        return report
+    with mapping.allowed():
+        return plan(model, loras, max_rank, **options).apply(log)
 
 
 def _again(root, state, asked, strengths) -> Report | None:

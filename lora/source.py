@@ -1,19 +1,22 @@
-"""Where the tensors of a LoRA come from: a safetensors file mapped into memory, or a dict.
+"""Where the tensors of a LoRA come from: a safetensors file that is read tensor by tensor, or a dict.
 
-Names, shapes and dtypes are known without touching data; a tensor is fetched when asked for,
-and one from a file is a view of the mapping (private: writing to it would not reach the file,
-and nothing here writes).
+Names, shapes and dtypes are known without touching data; a tensor is fetched when asked for. A file is read; it is
+mapped only where that is safe (mapping.py).
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import struct
+import threading
+import weakref
 from collections.abc import Mapping
 
 import torch
 
-from . import header
+from . import header, mapping
 from .errors import FileError
 from .header import Entry
 
@@ -24,6 +27,10 @@ TAGS = {
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }
 
+#: How one element of a dtype is decoded without torch. bfloat16 is the upper half of a float32.
+_STRUCT = {"F64": "<d", "F32": "<f", "F16": "<e", "I64": "<q", "I32": "<i", "I16": "<h", "I8": "<b", "U8": "<B",
+           "BOOL": "<?"}
+
 
 @functools.cache
 def _dtype(tag: str) -> torch.dtype | None:
@@ -32,39 +39,98 @@ def _dtype(tag: str) -> torch.dtype | None:
 
 
 class FileSource:
-    """A safetensors file. Its header is checked in full when it is opened."""
+    """A safetensors file. Its header is checked in full when it is opened, and the file stays open.
+
+    So what is read belongs to that header also when another file has taken its name; a file that was written to since
+    is refused. Close it, use it in a ``with`` statement, or leave it to the end of the object.
+    """
 
     def __init__(self, path: str | os.PathLike, name: str | None = None):
         self.path = os.fspath(path)
         self.name = name or os.path.basename(self.path)
-        checked = header.read(self.path, self.name)
+        self._stream = header.opened(self.path, self.name)
+        self.close = weakref.finalize(self, self._stream.close)
+        self._stamp, self._lock = self._present_stamp(), threading.Lock()
+        checked = header.read_from(self._stream, self.name)
         self.entries: dict[str, Entry] = checked.entries
         self.metadata: dict[str, str] = checked.metadata
-        self._size, self._start = checked.size, checked.start
+        self.size, self._start = checked.size, checked.start
 
-    @functools.cached_property
-    def _data(self) -> torch.Tensor:
-        """The bytes behind the header. One mapping and slices of it: safetensors' get_tensor takes 28 us a tensor,
-        a slice 3 us."""
-        try:
-            return torch.from_file(self.path, shared=False, size=self._size, dtype=torch.uint8)[self._start:]
-        except (RuntimeError, OSError) as error:
-            raise FileError(f"cannot be opened: {error}", file=self.name) from error
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def tensor(self, key: str) -> torch.Tensor:
-        """The tensor under ``key``, a view of the mapped file (a copy where it does not begin at a whole element)."""
+        """The tensor under ``key``, in memory of its own; inside of :func:`mapping.allowed` it may be a view of a mapping."""
         entry = self.entries[key]
-        dtype = _dtype(entry.dtype)
-        if dtype is None:
-            raise FileError(f"cannot be read: this version of torch has no {entry.dtype}", file=self.name, key=key)
-        data = self._data[entry.begin:entry.end]
-        if data.storage_offset() % dtype.itemsize:
-            data = data.clone()
-        return data.view(dtype).view(entry.shape)
+        return self._tensor(key, entry.begin, entry.end, entry.shape)
+
+    def rows(self, key: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of the tensor under ``key``, as :meth:`tensor`; of a scalar: itself."""
+        entry = self.entries[key]
+        if not entry.shape:
+            return self.tensor(key)
+        width = (entry.end - entry.begin) // entry.shape[0] if entry.shape[0] else 0
+        shape = (stop - start, *entry.shape[1:])
+        return self._tensor(key, entry.begin + start * width, entry.begin + stop * width, shape)
 
     def number(self, key: str) -> float:
-        """The only element of the tensor under ``key``."""
-        return float(self.tensor(key).item())
+        """The only element of the tensor under ``key``; needs no torch."""
+        entry = self.entries[key]
+        if entry.dtype != "BF16" and entry.dtype not in _STRUCT:
+            return float(self.tensor(key).item())
+        raw = bytearray(entry.end - entry.begin)
+        self._fill(raw, entry.begin, key)
+        if entry.dtype == "BF16":
+            return struct.unpack("<f", bytes(2) + raw)[0]
+        return float(struct.unpack(_STRUCT[entry.dtype], raw)[0])
+
+    def _tensor(self, key, begin: int, end: int, shape) -> torch.Tensor:
+        dtype = _dtype(self.entries[key].dtype)
+        if dtype is None:
+            raise FileError(f"cannot be read: this version of torch has no {self.entries[key].dtype}", file=self.name,
+                            key=key)
+        data = self._mapped(begin, end, key)
+        if data is None or data.storage_offset() % dtype.itemsize:
+            data = torch.empty(end - begin, dtype=torch.uint8)
+            # Not by way of numpy, which torch can do without.
+            self._fill((ctypes.c_char * (end - begin)).from_address(data.data_ptr()), begin, key)
+        return data.view(dtype).view(shape)
+
+    def _mapped(self, begin: int, end: int, key: str) -> torch.Tensor | None:
+        data = mapping.data_of(self._stream)
+        if data is None:
+            return None
+        self._check_unchanged(key)
+        return data[self._start + begin:self._start + end]
+
+    def _fill(self, memory, position: int, key: str) -> None:
+        """Read into ``memory`` what begins at ``position`` of the data."""
+        view, done = memoryview(memory), 0
+        try:
+            with self._lock:
+                self._stream.seek(self._start + position)
+                while done < len(view) and (read := self._stream.readinto(view[done:])):
+                    done += read
+        except (OSError, ValueError) as error:
+            # ValueError: it was closed.
+            problem = getattr(error, "strerror", None) or error
+            raise FileError(f"cannot be read: {problem}", file=self.name, key=key) from error
+        self._check_unchanged(key)
+        if done < len(view):
+            raise FileError("the file ends before its time", file=self.name, key=key)
+
+    def _check_unchanged(self, key: str) -> None:
+        now = self._present_stamp()
+        if now != self._stamp:
+            what = "has become shorter" if now[0] < self._stamp[0] else "was written to"
+            raise FileError(f"the file {what} after it was opened; open it again", file=self.name, key=key)
+
+    def _present_stamp(self) -> tuple[int, int]:
+        status = os.fstat(self._stream.fileno())
+        return status.st_size, status.st_mtime_ns
 
 
 class DictSource:

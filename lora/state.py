@@ -37,7 +37,7 @@ class Loaded:
     file: LoraFile | None = None
 
     def __deepcopy__(self, memo):
-        # A file is shared: its identity is what callers compare, and it may be gigabytes of mapped memory.
+        # A file is shared: its identity is what callers compare, and it may be a dict of gigabytes.
         return self
 
     def __reduce__(self):

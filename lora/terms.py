@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Term:
     """``scale * up @ down``, a part of a change of an [out, in] weight.
 
-    ``up``: [out, r], ``down``: [r, in], any float dtype, on any device, often still the memory-mapped
-    tensors of the file: never written to. ``scale`` holds alpha/rank and the like, not the user's strength.
+    ``up``: [out, r], ``down``: [r, in], any float dtype, on any device, often the very tensors of a
+    caller's dict: never written to. ``scale`` holds alpha/rank and the like, not the user's strength.
     """
 
     up: torch.Tensor

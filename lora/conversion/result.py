@@ -90,7 +90,7 @@ def save(result: Result, out: str | os.PathLike, *, inputs: Sequence[str | os.Pa
     """
 
     def write(path: Path) -> None:
-        # Views of one mapping would be refused as shared memory.
+        # Parts of one tensor would be refused as shared memory.
         tensors = {key: tensor.contiguous().clone() for key, tensor in result.tensors.items()}
         try:
             save_file(tensors, path, result.metadata)

@@ -16,7 +16,7 @@ from ..errors import LoraError, NonFiniteError
 from ..keys import Role
 from ..layer import Layer
 from ..progress import Progress, track
-from .reader import Reader
+from ..source import FileSource
 from .survey import Survey
 
 #: Bytes of a factor that are read at a time: with its float32 copy a block stays in the cache of a core.
@@ -44,7 +44,7 @@ def measure(survey: Survey, progress: Progress | None = None) -> Survey:
     return survey
 
 
-def _norms(adapter: Adapter, reader: Reader, parts: int) -> tuple[list[float | None], str]:
+def _norms(adapter: Adapter, reader: FileSource, parts: int) -> tuple[list[float | None], str]:
     """Norm of the change of each of ``parts`` equal blocks of rows, and what is to be said of it."""
     note = ""
     if Role.dora in adapter.keys:
@@ -68,7 +68,7 @@ def _without_magnitude(adapter: Adapter) -> Adapter:
     return adapters.from_layer(Layer(layer.target, keys, layer.source, layer.stem, layer.rules))
 
 
-def _of_factors(adapter: Adapter, reader: Reader, parts: int) -> list[float]:
+def _of_factors(adapter: Adapter, reader: FileSource, parts: int) -> list[float]:
     """Norms of ``scale * up_p @ down`` for the row blocks up_p of up: in float32, in float64 where that overflows."""
     for dtype in (torch.float32, torch.float64):
         energies = _energies(adapter, reader, parts, dtype)
@@ -77,7 +77,7 @@ def _of_factors(adapter: Adapter, reader: Reader, parts: int) -> list[float]:
     raise _blame(adapter, (Role.down, Role.up))
 
 
-def _energies(adapter: Adapter, reader: Reader, parts: int, dtype: torch.dtype) -> list[float]:
+def _energies(adapter: Adapter, reader: FileSource, parts: int, dtype: torch.dtype) -> list[float]:
     """Square of the norm of each up_p @ down; products are formed in ``dtype``."""
     down, up, (out, _) = adapter.keys[Role.down], adapter.keys[Role.up], adapter.shape
     inner = _gram_of_down(reader.tensor(down).flatten(1), dtype)
@@ -91,12 +91,12 @@ def _gram_of_down(down: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return sum(_square(down[:, start:start + width].T, dtype) for start in range(0, down.shape[1], width))
 
 
-def _gram_of_up(reader: Reader, key: str, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+def _gram_of_up(reader: FileSource, key: str, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
     """U^T U in float64 of rows [start, stop) of U [out, r]."""
     return sum(_square(block, dtype) for block in _row_blocks(reader, key, start, stop))
 
 
-def _row_blocks(reader: Reader, key: str, start: int, stop: int):
+def _row_blocks(reader: FileSource, key: str, start: int, stop: int):
     entry = reader.entries[key]
     step = max(1, BLOCK * entry.shape[0] // max(1, entry.end - entry.begin))
     for first in range(start, stop, step):
@@ -119,7 +119,7 @@ def _blame(adapter: Adapter, roles) -> LoraError:
     return adapter.layer.refuse(NonFiniteError, "the product of the factors is not finite")
 
 
-def _of_matrix(adapter: Adapter, reader: Reader, parts: int) -> list[float]:
+def _of_matrix(adapter: Adapter, reader: FileSource, parts: int) -> list[float]:
     """Norms of the row blocks of a full difference, read in pieces."""
     role = Role.diff if Role.diff in adapter.keys else Role.w_norm
     key, rows, found = adapter.keys[role], adapter.shape[0], []

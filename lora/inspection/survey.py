@@ -11,9 +11,9 @@ from ..errors import LoraError
 from ..families import Family
 from ..files import LoraFile, open_lora
 from ..keys import Role, Target
+from ..source import FileSource
 from .layout import Layout, Spot
 from .metadata import About, about
-from .reader import Reader
 from .trainer import Maker, maker
 
 
@@ -71,7 +71,7 @@ class Survey:
     text_encoder_keys: list[str]
     dtypes: Counter
     file: LoraFile
-    reader: Reader
+    reader: FileSource
     measured: bool = False
     problems: list[str] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ def survey(path: str | os.PathLike, family: str | Family | None = None) -> Surve
     ``family``: what the file is for; by default told from its keys. Raises :class:`LoraError` for a file that is
     no LoRA of a known family. The result keeps the file open for :func:`measure`; ``survey.reader.close()`` ends that.
     """
-    reader = Reader(path)
+    reader = FileSource(path)
     try:
         file = open_lora(reader, family=family)
         return _survey(os.fspath(path), reader, file)
@@ -91,7 +91,7 @@ def survey(path: str | os.PathLike, family: str | Family | None = None) -> Surve
         raise
 
 
-def _survey(path: str, reader: Reader, file: LoraFile) -> Survey:
+def _survey(path: str, reader: FileSource, file: LoraFile) -> Survey:
     layout = None if file.family is None else Layout(file.family)
     entries = reader.entries
     return Survey(
@@ -104,7 +104,7 @@ def _survey(path: str, reader: Reader, file: LoraFile) -> Survey:
     )
 
 
-def _facts(adapter: Adapter, layout: Layout, reader: Reader) -> LayerFacts:
+def _facts(adapter: Adapter, layout: Layout, reader: FileSource) -> LayerFacts:
     dtypes = {reader.entries[key].dtype for role, key in adapter.keys.items() if role not in (Role.alpha, Role.scale)}
     try:
         alpha, scale, rule = adapter.alpha, adapter.scale, adapter.scale_note

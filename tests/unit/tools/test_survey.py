@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from qpatch.lora import FileError, UnknownFamily
 from qpatch.lora.inspection import measure, survey
 from qpatch.lora.inspection.metadata import about
-from qpatch.lora.inspection.reader import Reader
 from qpatch.lora.inspection.trainer import maker
+from qpatch.lora.source import FileSource
 
 CASES = [(name, family, kind) for name, rules in producers.PRODUCERS.items()
          for family in rules.families for kind in rules.kinds]
@@ -155,7 +155,7 @@ def test_numbers_and_tensors_are_read_as_safetensors_reads_them(dtype, tmp_path)
     many = torch.arange(24).reshape(4, 3, 2) / 2
     tensors = {"one": torch.tensor(1.5).to(dtype), "many": many.to(dtype), "none": torch.empty(0, 3).to(dtype)}
     save_file(tensors, tmp_path / "x.safetensors")
-    with Reader(tmp_path / "x.safetensors") as reader:
+    with FileSource(tmp_path / "x.safetensors") as reader:
         assert reader.number("one") == float(tensors["one"].float())
         for key, tensor in tensors.items():
             read = reader.tensor(key)
