@@ -67,14 +67,15 @@ class FileSource:
         entry = self.entries[key]
         return self._tensor(key, entry.begin, entry.end, entry.shape)
 
-    def rows(self, key: str, start: int, stop: int) -> torch.Tensor:
-        """Rows [start, stop) of the tensor under ``key``, as :meth:`tensor`; of a scalar: itself."""
+    def rows(self, key: str, start: int, stop: int, memory: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows [start, stop) of the tensor under ``key``, as :meth:`tensor`, or in ``memory``, uint8 of that size; of a
+        scalar: itself."""
         entry = self.entries[key]
         if not entry.shape:
             return self.tensor(key)
         width = (entry.end - entry.begin) // entry.shape[0] if entry.shape[0] else 0
         shape = (stop - start, *entry.shape[1:])
-        return self._tensor(key, entry.begin + start * width, entry.begin + stop * width, shape)
+        return self._tensor(key, entry.begin + start * width, entry.begin + stop * width, shape, memory)
 
     def number(self, key: str) -> float:
         """The only element of the tensor under ``key``; needs no torch."""
@@ -87,14 +88,14 @@ class FileSource:
             return struct.unpack("<f", bytes(2) + raw)[0]
         return float(struct.unpack(_STRUCT[entry.dtype], raw)[0])
 
-    def _tensor(self, key, begin: int, end: int, shape) -> torch.Tensor:
+    def _tensor(self, key, begin: int, end: int, shape, memory: torch.Tensor | None = None) -> torch.Tensor:
         dtype = _dtype(self.entries[key].dtype)
         if dtype is None:
             raise FileError(f"cannot be read: this version of torch has no {self.entries[key].dtype}", file=self.name,
                             key=key)
         data = self._mapped(begin, end, key)
         if data is None or data.storage_offset() % dtype.itemsize:
-            data = torch.empty(end - begin, dtype=torch.uint8)
+            data = torch.empty(end - begin, dtype=torch.uint8) if memory is None else memory
             # Not by way of numpy, which torch can do without.
             self._fill((ctypes.c_char * (end - begin)).from_address(data.data_ptr()), begin, key)
         return data.view(dtype).view(shape)
