@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .printable import printable
+
 
 class LoraError(Exception):
     """Base of all refusals.
@@ -18,7 +20,7 @@ class LoraError(Exception):
         super().__init__(self._message())
 
     def _message(self) -> str:
-        where = ": ".join(str(part) for part in (self.file, self.key) if part is not None)
+        where = ": ".join(printable(str(part)) for part in (self.file, self.key) if part is not None)
         text = f"{where}: {self.problem}" if where else self.problem
         if self.expected is not None and self.found is not None:
             text += f" (expected {self.expected}, found {self.found})"

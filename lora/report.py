@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 
 from .errors import LoraError
+from .printable import printable
 
 log = logging.getLogger("qpatch.lora")
 
@@ -122,4 +123,5 @@ def _percent(share: float) -> str:
 
 
 def _shown(rows: list[str], what: str) -> list[str]:
+    rows = [printable(row) for row in rows]
     return rows if len(rows) <= SHOWN else [*rows[:SHOWN], f"... and {len(rows) - SHOWN} {what}"]

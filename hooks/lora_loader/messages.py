@@ -6,6 +6,7 @@ import traceback
 from collections import defaultdict
 
 from qpatch import log
+from qpatch.lora.printable import printable
 
 #: Keys shown of those that share a reason.
 _SAMPLES = 3
@@ -30,7 +31,8 @@ def without_layers(file, texts_matter: bool) -> None:
 def _tell_misses(name: str, misses) -> None:
     for reason, keys in _by_reason(misses).items():
         more = f" and {len(keys) - _SAMPLES} more" if len(keys) > _SAMPLES else ""
-        log.warning(f"{name}: {len(keys)} keys without effect, {reason}: {', '.join(keys[:_SAMPLES])}{more}")
+        samples = ", ".join(map(printable, keys[:_SAMPLES]))
+        log.warning(f"{name}: {len(keys)} keys without effect, {reason}: {samples}{more}")
 
 
 def _by_reason(misses) -> dict[str, list[str]]:

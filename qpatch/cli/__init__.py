@@ -78,14 +78,16 @@ def main(argv) -> int:
     except CliError as error:
         return _say(error, str(error), error.code, arguments.debug)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".replace("\n", " ")
+        text = " ".join(f"{type(error).__name__}: {error}".split())
         return _say(error, f"qpatch failed: {text}", 3, arguments.debug)
 
 
 def _say(error, text: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exception(type(error), error, error.__traceback__)
-    print(f"qpatch: error: {text}", file=sys.stderr)
+    from ..lora.printable import printable
+
+    print(f"qpatch: error: {printable(text)}", file=sys.stderr)
     return code
 
 

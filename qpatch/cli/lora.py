@@ -45,4 +45,6 @@ def run(arguments) -> int:
 
 def one_line(error) -> str:
     """The message of a refusal: file, key and what is wrong, in one line."""
-    return " ".join(str(error).split())
+    from ..lora.printable import printable
+
+    return printable(" ".join(str(error).split()))

@@ -3,6 +3,7 @@
 import json
 import sys
 
+from ..lora.printable import short
 from .errors import CliError
 from .lora import one_line
 from .text import count, wrap
@@ -77,7 +78,7 @@ def write(result, arguments, inputs) -> int:
         print(json.dumps(_as_data(result, arguments), indent=2))
         return 0
     for key, reason in result.left_out:
-        print(f"left out: {key}: {reason}", file=sys.stderr)
+        print(f"left out: {short(key)}: {reason}", file=sys.stderr)
     print("\n".join(_described(result, arguments)))
     return 0
 
