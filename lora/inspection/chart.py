@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from .layout import Component
@@ -13,7 +14,8 @@ class Cell:
     """A component in a block that has it; ``facts`` is None where the file leaves it as it is.
 
     ``norm``: Frobenius norm of the change. ``rms``: root mean square of its elements, comparable between layers of
-    different sizes. ``relative``: rms over that of the strongest cell, 0 to 1. None where the norm is not known.
+    different sizes. ``relative``: rms over that of the cell which is the end of the scale. None where the norm is not
+    known.
     """
 
     label: str
@@ -23,6 +25,11 @@ class Cell:
     norm: float | None = None
     rms: float | None = None
     relative: float | None = None
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it is stronger than the end of the scale."""
+        return self.relative is not None and self.relative > 1
 
     @property
     def name(self) -> str:
@@ -57,14 +64,19 @@ class Row:
 
 @dataclass
 class Chart:
-    """``groups``: (block list, its length), left to right. ``singles``: the file's modules outside of blocks."""
+    """``groups``: (block list, its length), left to right. ``singles``: the file's modules outside of blocks.
+
+    ``end``: the cell that the others are relative to, the strongest but for a few that would leave all others
+    without colour; ``beyond``: these few, the strongest first.
+    """
 
     name: str
     family: str
     groups: list[tuple[str, int]]
     rows: list[Row]
     singles: list[Cell] = field(default_factory=list)
-    strongest: Cell | None = None
+    end: Cell | None = None
+    beyond: list[Cell] = field(default_factory=list)
     measured: bool = False
 
     @property
@@ -77,8 +89,7 @@ def chart(survey: Survey) -> Chart:
     """The map of ``survey``. Norms of norms' weights are a row only where the file changes some."""
     found = {(spot.component, spot.block, spot.index): (facts, number)
              for facts in survey.layers for number, spot in enumerate(facts.spots)}
-    known = [facts.rms(number) for facts, number in found.values()]
-    top = max((value for value in known if value is not None), default=None)
+    end = _end_of_scale([facts.rms(number) for facts, number in found.values()])
     layout = survey.layout
     changed = {component for component, _, _ in found}
 
@@ -86,21 +97,37 @@ def chart(survey: Survey) -> Chart:
         if block is not None and block not in component.depths:
             return None
         facts, number = found.get((component, block, index), (None, 0))
-        return _cell(component.label, block or "", index, facts, number, top)
+        return _cell(component.label, block or "", index, facts, number, end)
 
     result = Chart(
         survey.name, survey.family.title, [(block.name, block.depth) for block in survey.family.blocks],
         [Row(component, [cell(component, *column) for column in layout.columns])
          for component in layout.components if not component.norm or component in changed],
         [cell(component, None, 0) for component in layout.singles if component in changed], measured=survey.measured)
-    result.strongest = max((c for c in result.cells if c.rms is not None), key=lambda c: c.rms, default=None)
+    strongest = sorted((c for c in result.cells if c.rms is not None), key=lambda c: -c.rms)
+    result.beyond = [c for c in strongest if c.beyond]
+    result.end = next((c for c in strongest if not c.beyond), None)
     return result
 
 
-def _cell(label, block, index, facts: LayerFacts | None, number: int, top: float | None) -> Cell:
+#: A cell this many times as strong as nearly all others would leave them without colour.
+_APART = 5
+_NEARLY_ALL = 0.95
+
+
+def _end_of_scale(found: list[float | None]) -> float | None:
+    """The largest rms that is not far from the others."""
+    known = sorted(value for value in found if value)
+    if not known:
+        return None if all(value is None for value in found) else 0.0
+    usual = known[math.ceil(_NEARLY_ALL * len(known)) - 1]
+    return max(value for value in known if value <= _APART * usual)
+
+
+def _cell(label, block, index, facts: LayerFacts | None, number: int, end: float | None) -> Cell:
     if facts is None:
         return Cell(label, block, index)
     rms = facts.rms(number)
-    relative = None if rms is None else (rms / top if top else 0.0)
+    relative = None if rms is None else (rms / end if end else 0.0)
     norm = facts.spot_norms[number] if facts.spot_norms else None
     return Cell(label, block, index, facts, norm, rms, relative)

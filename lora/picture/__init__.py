@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..inspection import Survey
 from ..inspection.chart import chart
+from ..printable import printable
 from ..publish import publish
 
 FORMATS = (".png", ".svg", ".html", ".txt")
@@ -40,7 +41,7 @@ def _write(suffix, survey, drawn, path, theme) -> None:
     elif suffix == ".txt":
         from .text import table
 
-        path.write_text("\n".join([drawn.name, "", *table(drawn)]) + "\n", encoding="utf-8")
+        path.write_text("\n".join([printable(drawn.name), "", *table(drawn)]) + "\n", encoding="utf-8")
     else:
         from .figure import save
 

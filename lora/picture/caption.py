@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from ..inspection import Survey
-from ..inspection.chart import Chart
+from ..inspection.chart import Chart, Row
+from ..printable import printable, short
 
 
 def headline(survey: Survey, chart: Chart) -> str:
@@ -18,24 +19,51 @@ def headline(survey: Survey, chart: Chart) -> str:
 
 def meaning(chart: Chart) -> str:
     """What a colour stands for."""
-    if chart.strongest is None:
+    if chart.end is None:
         return "layers that the file changes"
-    return "root mean square of the change of one element, relative to the strongest layer"
+    usual = " of the usual ones" if chart.beyond else ""
+    return f"root mean square of the change of one element, relative to the strongest layer{usual}"
 
 
-def strongest(chart: Chart) -> str:
-    """Which layer is the strongest, and how strong."""
-    cell = chart.strongest
+def scale(chart: Chart) -> str:
+    """Which layer is the end of the scale, and how strong it is."""
+    cell = chart.end
     return "" if cell is None else f"100 % = {cell.name}: rms {cell.rms:.2e}, norm {cell.norm:.3g} at strength 1"
+
+
+def beyond(chart: Chart) -> str:
+    """How many layers are beyond the scale, and which is the strongest."""
+    if not chart.beyond:
+        return ""
+    cell, others = chart.beyond[0], len(chart.beyond) - 1
+    more = f", and {others} more" if others else ""
+    return f"beyond the scale: {cell.name}, {cell.relative:.3g} times its end (rms {cell.rms:.2e}){more}"
+
+
+def share(row: Row, chart: Chart) -> str:
+    """The mean change of a row, relative to the end of the scale; "" where it is not known."""
+    mean = row.mean_rms()
+    return "" if mean is None or not chart.end or not chart.end.rms else f"{100 * mean / chart.end.rms:.0f} %"
+
+
+def marks(chart: Chart) -> list[tuple[str, str]]:
+    """(mark, what it means) of the cells without a colour of the ramp that are in this map; "" is the hatch."""
+    cells = chart.cells
+    found = [("", "not in the file")] if any(cell.facts is None for cell in cells) else []
+    if chart.beyond:
+        found.append(("+", beyond(chart)))
+    if chart.measured and any(cell.facts is not None and cell.relative is None for cell in cells):
+        found.append(("?", "not known: depends on the model's own weight, or is not a number"))
+    return found
 
 
 def notes(survey: Survey) -> list[str]:
     """Remarks on norms, each once, and what is left out."""
     counted = Counter(facts.note for facts in survey.layers if facts.note)
-    found = [f"{note} ({number} layers)" for note, number in counted.items()]
+    found = [f"{note} ({number} {'layer' if number == 1 else 'layers'})" for note, number in counted.items()]
     for what, entries in (("skipped", survey.skipped), ("unknown", survey.unknown)):
         if entries:
-            found.append(f"{len(entries)} keys {what}, such as {entries[0][0]}: {entries[0][1]}")
+            found.append(f"{len(entries)} keys {what}, such as {short(entries[0][0])}: {printable(entries[0][1])}")
     return found
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from ..inspection import Survey
 from ..inspection.chart import Chart, Row
+from ..printable import printable
 from . import caption, palette
 
 #: Inches of one cell, and of what stands around the map.
 _CELL = 0.19
-_LEFT, _RIGHT, _TOP, _BOTTOM = 1.75, 1.75, 0.95, 1.35
+_LEFT, _RIGHT, _TOP, _BOTTOM, _LINE = 1.75, 1.75, 0.95, 1.35, 0.19
 #: Cells of room between block lists, and from the map to the modules outside of blocks, with the ruler between them.
 _GAP, _RULER = 1.6, 2.6
 _STEPS = 256
+#: Fonts that have what matplotlib's own lacks, on Windows, macOS and Linux: names of files may be Chinese or Japanese.
+_FONTS = ("Microsoft YaHei", "Malgun Gothic", "PingFang SC", "Hiragino Sans", "Noto Sans CJK SC", "WenQuanYi Zen Hei")
 
 
 def save(survey: Survey, chart: Chart, path: Path, form: str, theme: str = "light") -> None:
@@ -26,11 +30,16 @@ def save(survey: Survey, chart: Chart, path: Path, form: str, theme: str = "ligh
                                   " nothing") from error
     ink, columns = palette.INK[theme], _columns(chart)
     width, height = columns[-1][1] + 1, len(chart.rows) + (len(chart.singles) + _RULER if chart.singles else 0)
-    bottom = _BOTTOM - 0.4 * bool(chart.singles)
+    marks = caption.marks(chart)
+    lifted = _LINE * max(0, len(marks) - 1)
+    bottom = _BOTTOM - 0.4 * bool(chart.singles) + lifted
     inches = (_LEFT + _RIGHT + width * _CELL, _TOP + bottom + height * _CELL)
     # Text stays text in an SVG; a fixed seed for the names of its parts: the same file gives the same picture.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "qpatch", "hatch.linewidth": 0.6,
-                                "hatch.color": ink["hatch"], "font.size": 8}):
+                                "hatch.color": ink["hatch"], "font.size": 8,
+                                "font.family": _fonts()}), warnings.catch_warnings():
+        # A character that no font has is drawn as a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure = Figure(figsize=inches, facecolor=ink["page"])
         axes = figure.add_axes((_LEFT / inches[0], bottom / inches[1], width * _CELL / inches[0],
                                 height * _CELL / inches[1]))
@@ -43,8 +52,16 @@ def save(survey: Survey, chart: Chart, path: Path, form: str, theme: str = "ligh
             painter.row(Row(None, [cell]), len(chart.rows) + _RULER + number, cell.label)
         painter.rulers(len(chart.rows))
         _texts(figure, survey, chart, ink, inches)
-        _key(figure, chart, theme, inches)
+        _key(figure, chart, theme, inches, lifted)
+        _marks(figure, marks, theme, inches, lifted)
         figure.savefig(path, format=form, dpi=160, facecolor=ink["page"], metadata=_undated(form))
+
+
+def _fonts() -> list[str]:
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return ["DejaVu Sans", *(name for name in _FONTS if name in installed)]
 
 
 def _undated(form: str) -> dict:
@@ -73,13 +90,11 @@ class _Painter:
             if cell is not None:
                 self._cell(cell, left, top)
         self._text(-0.6, top + 0.5, label or row.label, ha="right")
-        mean = row.mean_rms()
-        share = "" if mean is None or not self.chart.strongest else f"{100 * mean / self.chart.strongest.rms:.0f} %"
         total = len(row.present) + len(row.missing)
         complete = len(row.present) == total
         self._text(self.width + 1.2, top + 0.5, f"{len(row.present)}/{total}", ha="left",
                    color=self.ink["faint" if complete else "text"], weight="normal" if complete else "bold")
-        self._text(self.width + 6.9, top + 0.5, share, ha="right")
+        self._text(self.width + 6.9, top + 0.5, caption.share(row, self.chart), ha="right")
 
     def _cell(self, cell, left: float, top: float) -> None:
         from matplotlib.patches import Rectangle
@@ -95,6 +110,8 @@ class _Painter:
                 self._text(left + 0.5, top + 0.5, "?", ha="center", size=6)
         else:
             self.axes.add_patch(Rectangle(**box, facecolor=self.colours[palette.step_of(cell.relative, _STEPS)]))
+            if cell.beyond:
+                self._text(left + 0.5, top + 0.5, "+", ha="center", weight="bold", color=self.ink["page"])
 
     def rulers(self, height: float) -> None:
         """Block numbers under the map, the lists' names under them; headings of the columns at its side."""
@@ -118,18 +135,21 @@ class _Painter:
 
 def _texts(figure, survey, chart, ink, inches) -> None:
     left, line = 0.2 / inches[0], 1 / inches[1]
-    figure.text(left, 1 - 0.24 * line, chart.name, fontsize=12, weight="bold", color=ink["text"], va="center")
+    figure.text(left, 1 - 0.24 * line, _plain(chart.name), fontsize=12, weight="bold", color=ink["text"], va="center")
     figure.text(left, 1 - 0.50 * line, caption.headline(survey, chart), fontsize=8.5, color=ink["faint"], va="center")
 
 
-def _key(figure, chart, theme, inches) -> None:
-    """The ramp with its numbers, and what is hatched."""
+def _plain(text: str) -> str:
+    """``text`` without its meaning to matplotlib, which sets what is between dollars as a formula."""
+    return printable(text).replace("$", r"\$")
+
+
+def _key(figure, chart, theme, inches, lifted: float) -> None:
+    """The ramp with its numbers. ``lifted``: inches from where it stands with one line below it."""
     from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Rectangle
 
     ink = palette.INK[theme]
-    left, bottom, width, height = _LEFT / inches[0], 0.42 / inches[1], 2.6 / inches[0], 0.13 / inches[1]
-    axes = figure.add_axes((left, bottom, width, height))
+    axes = figure.add_axes((_LEFT / inches[0], (0.42 + lifted) / inches[1], 2.6 / inches[0], 0.13 / inches[1]))
     axes.imshow([list(range(_STEPS))], aspect="auto", cmap=ListedColormap(palette.ramp(theme, _STEPS)),
                 extent=(0, 100, 0, 1))
     axes.set(yticks=[], xticks=[0, 25, 50, 75, 100])
@@ -137,7 +157,21 @@ def _key(figure, chart, theme, inches) -> None:
     axes.tick_params(colors=ink["faint"], labelsize=7, length=2, width=0.5)
     axes.spines[:].set_visible(False)
     axes.text(0, 1.7, caption.meaning(chart), fontsize=7.5, color=ink["text"], va="bottom")
-    axes.text(112, 0.5, caption.strongest(chart), fontsize=7.5, color=ink["faint"], va="center")
-    axes.add_patch(Rectangle((112, -1.9), 5, 1.2, facecolor="none", edgecolor=ink["hatch"], hatch="/////", linewidth=0,
-                             clip_on=False))
-    axes.text(119, -1.3, "not in the file", fontsize=7.5, color=ink["faint"], va="center")
+    axes.text(112, 0.5, caption.scale(chart), fontsize=7.5, color=ink["faint"], va="center")
+
+
+def _marks(figure, marks, theme, inches, lifted: float) -> None:
+    """What cells without a colour mean, a line each, right of the ramp's numbers."""
+    from matplotlib.patches import Rectangle
+
+    ink = palette.INK[theme]
+    left, size = _LEFT + 2.9, 0.15
+    for number, (mark, meaning) in enumerate(marks):
+        bottom = 0.18 + lifted - number * _LINE
+        colour, hatch = (ink["hatch" if mark == "?" else "text"], "") if mark else ("none", "/////")
+        figure.add_artist(Rectangle((left / inches[0], bottom / inches[1]), size / inches[0], size / inches[1],
+                                    facecolor=colour, edgecolor=ink["hatch"], hatch=hatch, linewidth=0))
+        middle = (bottom + size / 2) / inches[1]
+        figure.text((left + size / 2) / inches[0], middle, mark, fontsize=7, ha="center", va="center",
+                    color=ink["text" if mark == "?" else "page"])
+        figure.text((left + 0.24) / inches[0], middle, meaning, fontsize=7.5, color=ink["faint"], va="center")

@@ -6,15 +6,23 @@ whatever is not in it.
 
 from __future__ import annotations
 
-from html import escape
+import html
 
 from ..inspection import Survey
 from ..inspection.chart import Cell, Chart, Row
 from ..inspection.metadata import TAGS_SHOWN
+from ..printable import printable
 from . import caption, palette
 from .style import STYLE
 
 STEPS = 64
+#: The look of the box that stands for a mark in the key.
+_BOXES = {"": "none", "?": "some", "+": f"c{STEPS - 1} beyond"}
+
+
+def escape(text: str) -> str:
+    """``text`` as content or attribute of the page."""
+    return html.escape(printable(text), quote=True)
 
 
 def page(survey: Survey, chart: Chart) -> str:
@@ -46,10 +54,12 @@ def _map(chart: Chart) -> str:
     head = "".join(_ruler(name, depth, number) for number, (name, depth) in enumerate(chart.groups))
     names = "".join(f'<th class="list{" gap" if number else ""}" colspan="{depth + bool(number)}" scope="colgroup">'
                     f"{escape(name)}</th>" for number, (name, depth) in enumerate(chart.groups))
-    rows = [_row(chart, row) for row in chart.rows]
-    rows += [_row(chart, Row(None, [cell]), cell.label) for cell in chart.singles]
+    labelled = [(row, row.label) for row in chart.rows] + [(Row(None, [cell]), cell.label) for cell in chart.singles]
+    # Values of the lower rows are shown above them: below, the frame that scrolls would cut them off.
+    rows = [_row(chart, *row, up=number >= len(labelled) / 2) for number, row in enumerate(labelled)]
     meaning = escape(caption.meaning(chart).capitalize())
-    return (f'<div class="scroll"><table class="map">\n<caption>{meaning}</caption>\n'
+    return (f'<p class="meaning" id="meaning">{meaning}</p>\n'
+            '<div class="scroll around"><table class="map" aria-describedby="meaning">\n'
             f"<thead><tr><th></th>{names}<th colspan=\"2\"></th></tr>\n"
             f'<tr class="ruler"><th></th>{head}<th scope="col">changed</th><th scope="col">mean</th></tr></thead>\n'
             "<tbody>\n" + "\n".join(rows) + "\n</tbody></table></div>")
@@ -60,35 +70,36 @@ def _ruler(name: str, depth: int, number: int) -> str:
     return gap + "".join(f"<td>{index if index % 5 == 0 or depth < 5 else ''}</td>" for index in range(depth))
 
 
-def _row(chart: Chart, row: Row, label: str | None = None) -> str:
+def _row(chart: Chart, row: Row, label: str, up: bool) -> str:
     cells, found = iter(row.cells), []
     columns = sum(depth for _, depth in chart.groups)
     for number, (_, depth) in enumerate(chart.groups):
         found += ["<td></td>"] if number else []
         for position in range(depth):
             cell = next(cells, None)
-            found.append("<td></td>" if cell is None else _cell(chart, cell, right=len(found) > columns / 2))
-    mean, total = row.mean_rms(), len(row.present) + len(row.missing)
-    share = "" if mean is None or chart.strongest is None else f"{100 * mean / chart.strongest.rms:.0f}&nbsp;%"
+            found.append("<td></td>" if cell is None else _cell(chart, cell, up, right=len(found) > columns / 2))
+    total = len(row.present) + len(row.missing)
+    share = caption.share(row, chart).replace(" ", "&nbsp;")
     count = f"{len(row.present)}/{total}"
     count = count if len(row.present) == total else f"<b>{count}</b>"
-    return (f'<tr><th scope="row">{escape(label or row.label)}</th>{"".join(found)}'
+    return (f'<tr><th scope="row">{escape(label)}</th>{"".join(found)}'
             f'<td class="count">{count}</td><td class="mean">{share}</td></tr>')
 
 
-def _cell(chart: Chart, cell: Cell, right: bool) -> str:
+def _cell(chart: Chart, cell: Cell, up: bool, right: bool) -> str:
     if cell.facts is None:
         look = "none"
     elif cell.relative is None:
         look = "some" if chart.measured else f"c{STEPS // 2}"
     else:
         look = f"c{palette.step_of(cell.relative, STEPS)}"
-    mark = "?" if look == "some" else ""
-    return f'<td class="{look}{" right" if right else ""}" data-tip="{escape(_tip(cell), quote=True)}">{mark}</td>'
+    mark = "?" if look == "some" else "+" if cell.beyond else ""
+    look += " beyond" * cell.beyond + " up" * up + " right" * right
+    return f'<td class="{look}" data-tip="{_tip(cell)}">{mark}</td>'
 
 
 def _tip(cell: Cell) -> str:
-    return "\n".join([cell.name, *(": ".join(pair) for pair in _values(cell))])
+    return "\n".join(map(escape, [cell.name, *(": ".join(pair) for pair in _values(cell))]))
 
 
 def _values(cell: Cell) -> list[tuple[str, str]]:
@@ -107,11 +118,10 @@ def _values(cell: Cell) -> list[tuple[str, str]]:
 
 def _key(chart: Chart) -> str:
     swatch = "".join(f'<i class="c{step}"></i>' for step in range(STEPS))
-    parts = [f'<span>0</span><span class="ramp">{swatch}</span><span>100&nbsp;%</span>'] if chart.strongest else []
-    parts.append('<span class="box none"></span><span>not in the file</span>')
-    if any(cell.facts is not None and cell.relative is None for cell in chart.cells) and chart.measured:
-        parts.append('<span class="box some">?</span><span>not known without the model\'s own weight</span>')
-    return f'<p class="key">{"".join(parts)}</p>\n<p class="faint">{escape(caption.strongest(chart))}</p>'
+    parts = [f'<span>0</span><span class="ramp">{swatch}</span><span>100&nbsp;%</span>'] if chart.end else []
+    parts += [f'<span class="box {_BOXES[mark]}">{mark}</span><span>{escape(meaning)}</span>'
+              for mark, meaning in caption.marks(chart)]
+    return f'<p class="key">{"".join(parts)}</p>\n<p class="faint">{escape(caption.scale(chart))}</p>'
 
 
 def _about(survey: Survey) -> str:
@@ -135,7 +145,8 @@ def _table(chart: Chart) -> str:
     missing = [cell.name for cell in chart.cells if cell.facts is None]
     names = "".join(f'<th scope="col">{name}</th>' for name in head)
     table = f'<table class="all"><thead><tr>{names}</tr></thead><tbody>\n' + "\n".join(rows) + "\n</tbody></table>"
-    found = _folded(f"All {len(rows)} layers of the file as a table", table)
+    layers = "layer" if len(rows) == 1 else "layers"
+    found = _folded(f"All {len(rows)} {layers} of the file as a table", f'<div class="scroll">{table}</div>')
     if missing:
         found += "\n" + _folded(f"{len(missing)} layers are not in the file", f"<p>{escape(', '.join(missing))}</p>")
     return found

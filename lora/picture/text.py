@@ -28,7 +28,7 @@ def table(chart: Chart, width: int = 100) -> list[str]:
 
 
 def cells(chart: Chart, row: Row) -> str:
-    """0 to 9 of the strongest cell, "." untouched, "?" not known, "o" not measured, blank where there is none."""
+    """0 to 9 of the end of the scale, "+" beyond it, "." untouched, "?" not known, "o" not measured, blank where there is none."""
     marks, found, start = [_mark(chart, cell) for cell in row.cells], [], 0
     for _, depth in chart.groups:
         found.append("".join(marks[start:start + depth]))
@@ -43,6 +43,8 @@ def _mark(chart: Chart, cell: Cell | None) -> str:
         return "."
     if not chart.measured:
         return "o"
+    if cell.beyond:
+        return "+"
     return "?" if cell.relative is None else str(min(9, int(cell.relative * 10 + _ROUNDING)))
 
 

@@ -23,7 +23,8 @@ def configure(parser) -> None:
     parser.add_argument("--force", action="store_true", help="let --plot replace a file that exists")
     parser.epilog = """A map has one cell for each component of each block: how much the LoRA changes an element of that
 weight at strength 1 (root mean square), as 0 to 9 of the strongest cell. "." is a layer that the file
-leaves as it is, "?" one whose change cannot be told without the model's own weight.
+leaves as it is, "?" one whose change cannot be told without the model's own weight, "+" one of a few
+that are far beyond all others.
 
 """ + parser.epilog
 

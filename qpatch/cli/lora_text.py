@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from ..lora.printable import printable, short
 from .text import count, row, width, wrap
 
 LABEL = 14
@@ -9,7 +10,7 @@ LABEL = 14
 
 def described(survey) -> list[str]:
     """The lines about one file."""
-    lines = [f"{survey.name}  ({_megabytes(survey.size)}, {count(survey.tensors, 'tensor')})"]
+    lines = [f"{printable(survey.name)}  ({_megabytes(survey.size)}, {count(survey.tensors, 'tensor')})"]
     lines += [_fact(label, text) for label, text in _facts(survey) if text]
     if survey.layers:
         lines += ["", *_table(survey)]
@@ -17,7 +18,7 @@ def described(survey) -> list[str]:
 
 
 def _fact(label: str, text: str) -> str:
-    return row(("  " + label,), (LABEL + 2,), text)
+    return row(("  " + label,), (LABEL + 2,), printable(text))
 
 
 def _facts(survey):
@@ -57,14 +58,18 @@ def _table(survey) -> list[str]:
 
 
 def _legend(drawn) -> list[str]:
+    from ..lora.picture import caption
+
     cells = drawn.cells
     changed = sum(cell.facts is not None for cell in cells)
     lines = [wrap(f"{changed} of {len(cells)} layers of {drawn.family} are changed")]
-    if drawn.strongest is not None:
-        strongest = drawn.strongest
-        lines.append(wrap(f"change: root mean square of the change of one element at strength 1; the strongest layer is"
-                          f" {strongest.name} ({strongest.rms:.2e}; norm {strongest.norm:.3g})"))
+    if drawn.end is not None:
+        end = drawn.end
+        lines.append(wrap(f"change: root mean square of the change of one element at strength 1; the strongest"
+                          f" {'usual ' if drawn.beyond else ''}layer is {end.name} ({end.rms:.2e}; norm {end.norm:.3g})"))
         lines.append(wrap("0-9: change relative to it; '.' unchanged; '?' not known without the model's own weight"))
+    if drawn.beyond:
+        lines.append(wrap(f"+: {caption.beyond(drawn)}"))
     return lines
 
 
@@ -76,7 +81,7 @@ def _left_out(survey) -> list[str]:
         for key, reason in entries:
             reasons.setdefault(reason, []).append(key)
         for reason, keys in list(reasons.items())[:_REASONS]:
-            lines.append(_fact(title, f"{count(len(keys), 'key')}: {reason} (such as {keys[0]})"))
+            lines.append(_fact(title, f"{count(len(keys), 'key')}: {reason} (such as {short(keys[0])})"))
         if len(reasons) > _REASONS:
             lines.append(_fact(title, f"... for {len(reasons) - _REASONS} more reasons (--json lists all)"))
     lines += [_fact("refused", problem) for problem in survey.problems[:_REASONS]]

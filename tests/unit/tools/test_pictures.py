@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from qpatch.lora.inspection import measure, survey
@@ -93,7 +94,7 @@ def test_each_cell_of_the_page_tells_its_values_and_missing_ones_say_so(drawn):
     text = page(drawn, map_of_file)
     tips = dict(value.split("\n", 1) for name, value in Reading(text).attributes if name == "data-tip")
     assert set(tips) == {cell.name for cell in map_of_file.cells}
-    strongest = map_of_file.strongest
+    strongest = map_of_file.end
     assert f"norm: {strongest.norm:.4g}" in tips[strongest.name] and "relative: 100.0 %" in tips[strongest.name]
     assert tips["layers.7.attention.to_q"] == "not in the file: unchanged"
 
@@ -159,3 +160,51 @@ def test_drawing_leaves_the_state_of_matplotlib_alone(written, tmp_path):
             "main(['lora', 'inspect', sys.argv[1], '--plot', sys.argv[2]]);"
             "assert [rc[name] for name in names] == before and 'matplotlib.pyplot' not in sys.modules")
     subprocess.run([sys.executable, "-c", code, path, tmp_path / "x.png"], check=True, capture_output=True)
+
+
+def strengthened(written, factors):
+    """A chart of a file in which layer ``name`` is ``factor`` times as strong as the others."""
+    _, path = written("ai-toolkit", "z-image", blocks=6, rank=1, singles=False)
+    tensors = {key: torch.ones_like(tensor) for key, tensor in load_file(path).items()}
+    for name, factor in factors.items():
+        tensors[f"diffusion_model.{name}.lora_B.weight"] *= factor
+    save_file(tensors, path)
+    return measure(survey(path))
+
+
+def test_a_layer_far_beyond_the_others_is_marked_and_leaves_them_their_colours(written, tmp_path):
+    found = strengthened(written, {"layers.3.feed_forward.w2": 500, "layers.2.attention.to_q": 4})
+    drawn = chart(found)
+    assert [cell.name for cell in drawn.beyond] == ["layers.3.feed_forward.w2"]
+    assert drawn.end.name == "layers.2.attention.to_q"
+    others = {round(cell.relative, 6) for cell in drawn.cells if cell.rms is not None} - {1.0, 125.0}
+    assert others == {0.25}
+    text = page(found, drawn)
+    assert text.count(" beyond") >= 2 and "beyond the scale: layers.3.feed_forward.w2, 125 times its end" in text
+    row = next(line for line in draw(found, tmp_path / "x.txt").read_text().splitlines() if "feed_forward.w2" in line)
+    assert "222+22" in row
+
+
+def test_where_no_layer_stands_apart_the_strongest_is_the_end_of_the_scale(written):
+    drawn = chart(strengthened(written, {"layers.3.feed_forward.w2": 4}))
+    assert drawn.end.name == "layers.3.feed_forward.w2" and drawn.end.relative == 1.0 and not drawn.beyond
+
+
+def test_a_file_of_zeros_has_a_map(written, tmp_path):
+    _, path = written("ai-toolkit", "z-image", blocks=2)
+    save_file({key: torch.zeros_like(tensor) for key, tensor in load_file(path).items()}, path)
+    found = measure(survey(path))
+    draw(found, tmp_path / "x.html")
+    assert {cell.relative for cell in chart(found).cells if cell.facts} == {0.0} and not chart(found).beyond
+
+
+@pytest.mark.parametrize("suffix", [".html", ".svg", ".txt"])
+def test_control_characters_of_a_file_are_shown_not_obeyed(written, tmp_path, suffix):
+    if suffix == ".svg":
+        pytest.importorskip("matplotlib")
+    _, path = written("ai-toolkit", "z-image", blocks=1, name="a\x1b[31m$x$.safetensors")
+    save_file(load_file(path), path, {"modelspec.trigger_phrase": "one\x07\u202etwo"})
+    text = draw(measure(survey(path)), tmp_path / f"map{suffix}").read_text()
+    assert not {"\x1b", "\x07", "\u202e"} & set(text) and "a\\x1b[31m$x$.safetensors" in text
+    if suffix == ".svg":
+        ElementTree.fromstring(text)
