@@ -5,7 +5,6 @@ become the state ``failed`` with a traceback, and the import goes on (``QPATCH_S
 them through).
 """
 
-import importlib
 import traceback
 
 from . import finder, finding, log, patching, states, targets, toggles
@@ -56,7 +55,7 @@ def _attempt(hook, target, name, module) -> None:
     if missing:
         found = finding.incompatible(f"{name} does not define {', '.join(missing)}")
     else:
-        implementation = importlib.import_module(target.implementation)
+        implementation = _implementation(target)
         found = implementation.examine(module)
     if found.verdict == finding.NEEDED:
         _mend(hook, target, name, module, found, implementation)
@@ -64,6 +63,12 @@ def _attempt(hook, target, name, module) -> None:
         states.record(hook, target, name, module, found.verdict, found.reason)
         say = log.warning if found.verdict == finding.INCOMPATIBLE else log.debug
         say(f"{hook.name} {found.verdict} for {name}: {found.reason}")
+
+
+def _implementation(target):
+    # Not import_module: some Pythons take the module's lock there also for a module that is loaded, and a
+    # process forked while another thread holds it would wait for that thread for ever.
+    return __import__(target.implementation, fromlist=("examine",))
 
 
 def _mend(hook, target, name, module, found, implementation) -> None:

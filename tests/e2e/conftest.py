@@ -47,3 +47,17 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path):
     return Bench(tmp_path)
+
+
+@pytest.fixture
+def stormy(bench):
+    """A bench of twelve targets and twelve modules that are none, in two packages, with storm.py at hand."""
+    bench.bring("storm.py")
+    source = "def f(x):\n    return x\n"
+    bench.write(**{f"pkg.target{number}": source for number in range(12)},
+                **{f"other.plain{number}": source for number in range(12)})
+    bench.watch(*(f"pkg.target{number}" for number in range(12)))
+    # A deadlock ends the child with the stacks of all threads instead of the test run's own time limit.
+    bench.prelude += "import faulthandler; faulthandler.dump_traceback_later(60, exit=True)\n"
+    bench.prelude += "import importlib, sys, threading; from storm import layers_of_ours, storm\n"
+    return bench
