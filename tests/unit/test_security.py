@@ -23,6 +23,10 @@ ALLOWED = {
     "shadow.py": {"_thread._local"},  # storage of each thread; starts none
     "convrot/rotation.py": {"threading.Lock"},
     "state.py": {"threading"},  # a lock
+    "source.py": {"threading", "ctypes"},  # a lock; memory of a tensor to read into
+    "mapping.py": {"signal"},  # the number of a signal, for the system
+    "inspection/gram.py": {"threading"},  # memory of each thread
+    "inspection/measuring.py": {"concurrent.futures.ThreadPoolExecutor"},  # of qpatch lora inspect
     "cli/run.py": {"runpy"},  # the script that the user names
 }
 
