@@ -38,6 +38,17 @@ ENVIRONMENT = (
         remedy="mend that cause",
     ),
     Signature(
+        "old-setuptools", r"module 'pkgutil' has no attribute 'ImpImporter'",
+        "pip tried to build a package with a setuptools that is older than this Python.",
+        remedy="python -m pip install -U pip setuptools wheel, then install the package again",
+    ),
+    Signature(
+        "start-up-file-alone", r"Error processing line \d+ of (\S*qpatch\.pth)",
+        "Python found qpatch's start-up file without the package: qpatch was deleted by hand, or belongs to another"
+        " Python.",
+        remedy="install qpatch again in this Python, or delete the file that the line names",
+    ),
+    Signature(
         "torch-early", r"Torch already imported, torch should never be imported before this point",
         "Something imports torch before ComfyUI has set it up. It is not qpatch, which imports nothing at start-up: a"
         " prestartup_script.py of a node pack, or another package's .pth file.",

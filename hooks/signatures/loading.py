@@ -7,7 +7,7 @@ LOADING = (
         "lazy-linear", r"'NoneType' object has no attribute '(?:dtype|device)'",
         "With dynamic VRAM ComfyUI builds Linear layers whose weights come later, and nunchaku reads the weight's"
         " dtype while it replaces them.",
-        frames=r"in from_linear\b", hooks=("lazy-linear",),
+        frames=r"in from_linear\b|nunchaku[\\/]models[\\/](?:transformers|text_encoders|utils)", hooks=("lazy-linear",),
     ),
     Signature(
         "zimage-fuse", r"'NoneType' object has no attribute '(?:dtype|device)'",
@@ -38,6 +38,18 @@ LOADING = (
         "ComfyUI unloads a part of a Nunchaku Z-Image model that has a LoRA, and its quantized layers lack what the"
         " low-VRAM path reads.",
         hooks=("comfy-compat-svdq-lowvram", "lora-loader"),
+    ),
+    Signature(
+        "out-of-memory", r"OutOfMemoryError: (.*)|CUDA out of memory|Allocation on device \d* ?would exceed",
+        "The graphics card's memory was full.",
+        remedy="a smaller picture or batch, or start ComfyUI with --reserve-vram 2; if it worked before an update, update"
+               " ComfyUI again: 0.4.0 counted the layers of Nunchaku models wrongly, and releases of January 2026 took"
+               " too much for a LoRA on an FP8 model",
+    ),
+    Signature(
+        "device-mismatch", r"Expected all tensors to be on the same device",
+        "A sampler handed Nunchaku Qwen-Image tensors that are on another device than the model.",
+        frames=r"(?i)nunchaku|QwenImageLoraLoader", remedy="update ComfyUI-nunchaku to 1.0.2 or later",
     ),
     Signature(
         "flux-wrapper", r"'ComfyFluxWrapper' object has no attribute '(\w+)'",

@@ -2,12 +2,32 @@
 
 from .signature import Signature
 
+_OWN_NODE = "use ComfyUI's own LoRA loader node: with qpatch it works on Nunchaku models"
+
 LORA = (
     Signature(
         "zimage-lora", r"^(?:AssertionError|ValueError)\b(?:: )?(.*)",
         "ComfyUI-nunchaku's own LoRA code for Z-Image knows plain LoRA with all of q, k, v and w1, w3 only, and stops"
         " at every other file (LoKr, a part of them, norms, biases).",
         frames=r"model_patcher[\\/]zimage\.py", hooks=("lora-loader",),
+    ),
+    Signature(
+        "flux-lora", r"^(?:AssertionError|KeyError)\b(?:: )?(.*)",
+        "nunchaku's own LoRA converter for FLUX stopped at a file that is not a plain, complete LoRA (LoKr, alpha for"
+        " some layers only, text encoder keys among the others).",
+        frames=r"nunchaku[\\/]lora[\\/]flux|in update_lora_params\b",
+        remedy="qpatch does not mend LoRA on FLUX: use another export of the file, or a newer nunchaku",
+    ),
+    Signature(
+        "fused-part", r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)",
+        "A node added a LoRA for q, k or v ({1} rows) to the layer that holds all three ({0} rows).",
+        frames=r"(?i)lora\w*[\\/]|lora\w*\.py", holds=lambda found: int(found.group(1)) == 3 * int(found.group(2)),
+        remedy="update the node pack that the traceback names, or use ComfyUI's own LoRA node",
+    ),
+    Signature(
+        "no-lora-method", r"'Nunchaku(?:QwenImage|ZImage)\w+' object has no attribute '(?:update_lora_params|set_lora\w+)'",
+        "That release of nunchaku has no LoRA for this model in Python.",
+        remedy="in Python: from qpatch.lora import compose; compose(model, [(path, 0.8)])",
     ),
     Signature(
         "lora-shape", r"ERROR lora \S+ (shape '.*' is invalid for input of size \d+|.*size of tensor.*)",
@@ -35,6 +55,25 @@ LORA = (
     Signature(
         "lora-composed-nothing", r"(?i)applied lora compositions to 0 modules?",
         "ComfyUI-QwenImageLoraLoader found no layer for any key of the file.",
-        hooks=("lora-loader",), remedy="use ComfyUI's own LoRA loader node: with qpatch it works on Nunchaku models",
+        hooks=("lora-loader",), remedy=_OWN_NODE,
+    ),
+    Signature(
+        "lora-pack-skips",
+        r"\[MISS\] Module not found: \S+|Skipping (?:LoKr weights|unsupported LoRA)|Unsupported LoRA format detected"
+        r"|LoRA format is unsupported|LoKR \w+ (?:mismatch|failed)|LoKR SVD decomposition failed",
+        "ComfyUI-QwenImageLoraLoader leaves layers of a LoRA out, or the whole file, because its tables do not know their"
+        " names or their kind.",
+        hooks=("lora-loader",), remedy=_OWN_NODE,
+    ),
+    Signature(
+        "lora-pack-wrapper", r"'ComfyQwenImageWrapper' object has no attribute '(\w+)'",
+        "A node looks for {0} on a Nunchaku Qwen-Image model, and the wrapper of ComfyUI-QwenImageLoraLoader hides it.",
+        hooks=("lora-loader",), remedy=_OWN_NODE,
+    ),
+    Signature(
+        "lora-pack-outlived", r"'NoneType' object has no attribute '(?:to|parameters|_forward|forward)'",
+        "The wrapper that ComfyUI-QwenImageLoraLoader puts around a Nunchaku model has outlived its model, which ComfyUI"
+        " had unloaded.",
+        frames=r"QwenImageLoraLoader", hooks=("lora-loader",), remedy=_OWN_NODE,
     ),
 )

@@ -25,7 +25,7 @@ QUANTIZED = (
     Signature(
         "integer-parameters", r"Only Tensors of floating point and complex dtype can require gradients",
         "Something wraps an integer weight in a Parameter that wants gradients.",
-        frames=r"(?i)convrot|int8|quant", remedy="update the node pack that the traceback names",
+        frames=r"(?i)convrot|int8|quant|comfy[\\/]ops", remedy="update the node pack that the traceback names",
     ),
     Signature(
         "fp8-arithmetic", r"\"?addmm\w*\"? not implemented for '?Float8",

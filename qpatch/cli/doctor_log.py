@@ -1,8 +1,11 @@
 """``qpatch doctor --log``: a log of ComfyUI, or a traceback, read for known failures."""
 
+import contextlib
 import json
+import os
 import sys
 
+from ..lora.printable import printable
 from .errors import CliError
 from .text import count, wrap
 
@@ -14,10 +17,9 @@ def run(arguments, context) -> int:
     from .. import __version__
     from ..doctor.activation import activation
     from ..doctor.log_advice import advise
-    from ..doctor.log_findings import read
     from ..hooks.signatures import SIGNATURES
 
-    reading = read(_text(arguments.log), SIGNATURES)
+    reading = _read(arguments.log, SIGNATURES)
     activity = activation(context)
     advised = [(finding, advise(finding, reading, activity)) for finding in reading.findings]
     if arguments.json:
@@ -27,14 +29,19 @@ def run(arguments, context) -> int:
     return 1 if reading.findings or reading.unknown else 0
 
 
-def _text(name: str) -> str:
-    """The log; UTF-16 as PowerShell writes it, too. What is no text in either is shown with marks, not refused."""
+def _read(name: str, signatures):
+    """The log, read a piece at a time, with a bar where that takes long."""
+    from ..doctor.log_findings import read
+    from ..doctor.log_stream import CHUNK, texts
+    from ..lora.progress import Steps
+
     try:
-        raw = sys.stdin.buffer.read() if name == "-" else open(name, "rb").read()
+        with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
+            pieces = 0 if name == "-" else -(-os.fstat(stream.fileno()).st_size // CHUNK)
+            with Steps(f"reading {printable(name)}", pieces) as steps:
+                return read(texts(stream, steps.step), signatures)
     except OSError as error:
         raise CliError(f"--log {name}: {error.strerror or error}", code=2) from error
-    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    return raw.decode(encoding, errors="replace")
 
 
 def _described(name: str, reading, advised) -> list[str]:
@@ -53,17 +60,18 @@ def _described(name: str, reading, advised) -> list[str]:
 def _finding(finding, advice) -> str:
     times = f", {count(finding.count, 'time')}" if finding.count > 1 else ""
     doubt = "" if finding.certain else "probably, as far as a message without its traceback tells: "
-    lines = [f"line {finding.line.number}{times}: {finding.line.text.strip()[:200]}",
-             wrap(doubt + finding.happened, first="  ", indent="  "), wrap(advice.mended, first="  ", indent="  ")]
+    lines = [f"line {finding.line.number}{times}: {printable(finding.line.text.strip()[:200])}",
+             wrap(doubt + printable(finding.happened), first="  ", indent="  "), wrap(advice.mended, first="  ", indent="  ")]
     if advice.todo:
         lines.append(wrap(advice.todo, first="  -> ", indent="     "))
     return "\n".join(lines)
 
 
 def _unknown(reading) -> str:
-    lines = [wrap(f"{count(len(reading.unknown), 'error')} that qpatch knows nothing about"
-                  + (f", the last {SHOWN} of them:" if len(reading.unknown) > SHOWN else ":"))]
-    return "\n".join(lines + [f"  line {line.number}: {line.text[:200]}" for line in reading.unknown[-SHOWN:]])
+    lines = [wrap(f"{count(reading.unknowns, 'error')} that qpatch knows nothing about"
+                  + (f", the last {SHOWN} of them:" if reading.unknowns > SHOWN else ":"))]
+    last = list(reading.unknown)[-SHOWN:]
+    return "\n".join(lines + [f"  line {line.number}: {printable(line.text[:200])}" for line in last])
 
 
 def _as_data(name, reading, advised, version) -> dict:
@@ -76,5 +84,6 @@ def _as_data(name, reading, advised, version) -> dict:
              "hooks": list(finding.signature.hooks), "mended": advice.mended, "todo": advice.todo}
             for finding, advice in advised
         ],
+        "unknown_errors": reading.unknowns,
         "unknown": [{"line": line.number, "text": line.text} for line in reading.unknown],
     }

@@ -1,11 +1,16 @@
 """Which known failures a log shows, and what it shows of qpatch itself."""
 
+import functools
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from . import log_text
+from . import log_stream, log_text
 from .log_text import Line
+
+#: Errors that are kept of those that no signature knows, the last ones; they are all counted.
+KEPT = 100
 
 _OURS = re.compile(r"\bqpatch: ")
 #: A hook's own line -> the state that it tells of.
@@ -33,32 +38,42 @@ class Finding:
 
 @dataclass
 class Reading:
-    """``findings`` in the order of the log. ``unknown``: errors that no signature knows.
+    """``findings`` in the order of the log. ``unknown``: the last errors that no signature knows, of ``unknowns``.
 
     ``active``: whether qpatch speaks in it. ``states``: hook -> (state, the line behind it), as the log tells them.
     """
 
-    lines: int
+    lines: int = 0
     findings: list[Finding] = field(default_factory=list)
-    unknown: list[Line] = field(default_factory=list)
+    unknown: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT))
+    unknowns: int = 0
     active: bool = False
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def read(raw: str, signatures: Sequence) -> Reading:
-    """Look for ``signatures`` (see hooks/signatures) in the text of a log."""
-    found = log_text.lines(raw)
-    reading = Reading(lines=len(found))
-    explained = set()
-    for line in found:
+def read(log: str | Iterable[str], signatures: Sequence) -> Reading:
+    """Look for ``signatures`` (see hooks/signatures) in the text of a log, or in its lines one after the other."""
+    if isinstance(log, str):
+        log = log_stream.split(log)
+    searches = [(signature, re.compile(signature.message).search) for signature in signatures]
+    reading, known = Reading(), functools.lru_cache(maxsize=1 << 16)(functools.partial(_candidates, searches))
+    for line, following in log_text.with_following(log_text.lines(log)):
+        reading.lines = line.number
         _note_ours(reading, line)
-        finding = _match(line, found, signatures)
-        if finding is not None:
-            explained.add(line.number)
+        finding = _match(line, following, known(line.text))
+        if finding is not None and not log_text.announces(line, following):
             _keep(reading, finding)
+        elif finding is None and log_text.is_error(line):
+            reading.unknowns += 1
+            reading.unknown.append(line)
     _drop_doubtful(reading)
-    reading.unknown = [line for line in log_text.errors(found) if line.number not in explained]
     return reading
+
+
+def _candidates(searches, text: str) -> list:
+    """(signature, what it has found) for those whose message is in the line."""
+    return [(signature, match) for signature, search in searches
+            if (match := search(text)) and (signature.holds is None or signature.holds(match))]
 
 
 def _note_ours(reading: Reading, line: Line) -> None:
@@ -71,18 +86,15 @@ def _note_ours(reading: Reading, line: Line) -> None:
             reading.states[match.group(1)] = state, line.text
 
 
-def _match(line: Line, found, signatures) -> Finding | None:
+def _match(line: Line, following, candidates) -> Finding | None:
     """The first signature that knows ``line``; where only its message fits, not its frames, it is not certain."""
     doubtful = None
-    for signature in signatures:
-        match = re.search(signature.message, line.text)
-        if not match or (signature.holds is not None and not signature.holds(match)):
-            continue
+    for signature, match in candidates:
         words = tuple(group or "" for group in match.groups())
         words = tuple(word for word in words if word) or words
         if not signature.frames:
             return Finding(signature, line, words)
-        frames = line.frames or log_text.behind(found, line)
+        frames = line.frames or log_text.behind(following)
         if re.search(signature.frames, frames):
             return Finding(signature, line, words)
         # A bare message is a guess; a traceback of somebody else is none. What any assertion says is no guess either.

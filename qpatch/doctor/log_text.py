@@ -1,7 +1,8 @@
-"""A log of ComfyUI as plain lines, whatever it went through: colours, time stamps, levels, containers, JSON."""
+"""A log of ComfyUI as plain lines, whatever it went through: colours, time stamps, levels, containers."""
 
-import json
 import re
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -22,10 +23,13 @@ _FRONTS = [re.compile(pattern, re.IGNORECASE) for pattern in (
 )]
 
 _FRAME = re.compile(r'^\s*File "(.+?)", line \d+, in \S+')
+_ANNOUNCED = "!!! Exception during processing !!! "
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b(?:: .*)?$")
 
 #: Lines behind a message without a traceback above it in which its stack may stand (as in ComfyUI's error report).
 _BEHIND = 80
+#: Lines of a traceback that are kept, its end.
+_DEEPEST = 400
 
 
 @dataclass(frozen=True)
@@ -37,36 +41,43 @@ class Line:
     frames: str = ""
 
 
-def lines(raw: str) -> list[Line]:
+def lines(texts: Iterable[str]) -> Iterator[Line]:
     """The lines of a log; that which ends a traceback has its frames with it."""
-    texts = [_plain(text) for text in _unpacked(raw)]
-    found = []
-    for number, text in enumerate(texts):
-        frames = _above(texts, number) if text and not text[0].isspace() else ""
-        found.append(Line(number + 1, text, frames))
-    return found
+    block: deque[str] = deque(maxlen=_DEEPEST)
+    for number, text in enumerate(map(_plain, texts), start=1):
+        if text[:1].isspace() or text.startswith("Traceback (most recent"):
+            block.append(text)
+            yield Line(number, text)
+            continue
+        yield Line(number, text, _frames(block) if text else "")
+        block.clear()
 
 
-def behind(found: list[Line], line: Line) -> str:
-    """The frames that stand behind ``line``, for a report that names the error first."""
-    after = [entry.text for entry in found[line.number:line.number + _BEHIND]]
-    return "\n".join(text for text in after if _FRAME.match(text) or text.startswith("    "))
+def with_following(found: Iterable[Line]) -> Iterator[tuple[Line, deque[Line]]]:
+    """Each line with those that follow it, as many as :func:`behind` looks at."""
+    window: deque[Line] = deque()
+    for line in found:
+        window.append(line)
+        if len(window) > _BEHIND:
+            yield window.popleft(), window
+    while window:
+        yield window.popleft(), window
 
 
-def errors(found: list[Line]) -> list[Line]:
-    """The lines that end a traceback with an error."""
-    return [line for line in found if line.frames and _ERROR.match(line.text)]
+def behind(following: Iterable[Line]) -> str:
+    """The frames that stand behind a line, for a report that names the error first."""
+    return "\n".join(line.text for line in following if _FRAME.match(line.text) or line.text.startswith("    "))
 
 
-def _unpacked(raw: str) -> list[str]:
-    """The lines of the text, or of the entries of ComfyUI's log in JSON ({"entries": [{"m": ...}]})."""
-    if raw.lstrip().startswith("{"):
-        try:
-            raw = "".join(entry["m"] for entry in json.loads(raw)["entries"])
-        except (ValueError, KeyError, TypeError):
-            pass
-    # A progress bar is one line that is written over again and again.
-    return [text.rpartition("\r")[2] for text in raw.replace("\r\n", "\n").rstrip("\n").split("\n")]
+def is_error(line: Line) -> bool:
+    """Whether the line ends a traceback with an error."""
+    return bool(line.frames) and bool(_ERROR.match(line.text))
+
+
+def announces(line: Line, following: Iterable[Line]) -> bool:
+    """Whether the line only says what a traceback behind it says too, as ComfyUI does it."""
+    _, announced, message = line.text.partition(_ANNOUNCED)
+    return bool(announced) and any(other.frames and message.strip() in other.text for other in following)
 
 
 def _plain(text: str) -> str:
@@ -80,11 +91,6 @@ def _plain(text: str) -> str:
     return text.rstrip()
 
 
-def _above(texts: list[str], number: int) -> str:
-    """The block of a traceback that ends right above line ``number``."""
-    block, position = [], number - 1
-    while position >= 0 and (texts[position][:1].isspace() or texts[position].startswith("Traceback (most recent")):
-        block.append(texts[position])
-        position -= 1
-    text = "\n".join(reversed(block))
-    return text if any(_FRAME.match(line) for line in block) else ""
+def _frames(block: Iterable[str]) -> str:
+    """The block of lines as a traceback, or "" if it is none."""
+    return "\n".join(block) if any(_FRAME.match(line) for line in block) else ""

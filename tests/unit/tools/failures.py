@@ -1,5 +1,7 @@
 """Synthetic logs: for each signature what ComfyUI prints when it happens, written from the facts of each failure."""
 
+import re
+
 
 def traceback(error, *frames):
     """A traceback as Python prints it; a frame is (file, function)."""
@@ -74,6 +76,43 @@ LOGS = {
     "nunchaku-old":
         "ComfyUI-nunchaku 1.2.1 requires nunchaku >= v1.0.0, but found nunchaku 0.3.2. Please update nunchaku.",
     "node-missing": "Node `NunchakuQwenImageDiTLoader` import failed:",
+    "out-of-memory": traceback(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8.00 GiB", EXECUTE),
+    "device-mismatch": traceback(
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        EXECUTE, (PACK + r"\models\qwenimage.py", "_forward")),
+    "qwen-calls-list": traceback(
+        "AttributeError: 'list' object has no attribute 'to'", EXECUTE, (PACK + r"\models\qwenimage.py", "_forward")),
+    "other-patcher": traceback(
+        "TypeError: ModelPatcherAndInjector.unpatch_model() got an unexpected keyword argument 'unpatch_weights'", EXECUTE),
+    "core-moved": traceback("AttributeError: 'Flux' object has no attribute 'diffusion_model'", EXECUTE,
+                            (PACK + r"\nodes\models\flux.py", "load_model")),
+    "node-arguments": traceback(
+        "TypeError: NunchakuQwenImageDiTLoader.load_model() missing 1 required positional argument: 'cpu_offload'", EXECUTE),
+    "core-module-missing": traceback("ModuleNotFoundError: No module named 'comfy.ldm.lumina.controlnet'",
+                                     ("/opt/ComfyUI/custom_nodes/pack/nodes.py", "<module>")),
+    "dynamic-hooks": traceback(
+        "RuntimeError: Hooks not implemented in ModelPatcherDynamic. Please remove --fast arguments form ComfyUI startup",
+        EXECUTE),
+    "flux-lora": traceback("KeyError: 'lora_unet_double_blocks_0_img_attn_qkv.alpha'", EXECUTE,
+                           ("/v/nunchaku/lora/flux/diffusers_converter.py", "to_diffusers")),
+    "fused-part": traceback(
+        "RuntimeError: The size of tensor a (11520) must match the size of tensor b (3840) at non-singleton dimension 0",
+        EXECUTE, ("/opt/ComfyUI/custom_nodes/ComfyUI-Inspire-Pack/inspire/lora_block_weight.py", "doit")),
+    "no-lora-method": traceback(
+        "AttributeError: 'NunchakuQwenImageTransformer2DModel' object has no attribute 'update_lora_params'",
+        ("script.py", "<module>")),
+    "lora-pack-skips":
+        "Skipping LoKr weights for QKV: LoKR support is currently experimental and disabled due to compatibility issues",
+    "lora-pack-wrapper": traceback("AttributeError: 'ComfyQwenImageWrapper' object has no attribute 'img_in'", EXECUTE),
+    "lora-pack-outlived": traceback(
+        "AttributeError: 'NoneType' object has no attribute 'to'", EXECUTE,
+        ("/opt/ComfyUI/custom_nodes/ComfyUI-QwenImageLoraLoader/wrappers/qwenimage.py", "to_safely")),
+    "old-setuptools": traceback(
+        "AttributeError: module 'pkgutil' has no attribute 'ImpImporter'. Did you mean: 'zipimporter'?",
+        ("/v/pkg_resources/__init__.py", "<module>")),
+    "start-up-file-alone":
+        "Error processing line 1 of /v/lib/python3.12/site-packages/qpatch.pth:",
     "torch-early":
         "WARNING: Potential Error in code: Torch already imported, torch should never be imported before this point.",
 }
@@ -92,6 +131,11 @@ STRANGERS = {
     "another forward": traceback(
         "TypeError: forward() got an unexpected keyword argument 'mask'", ("/opt/x/unet.py", "forward")),
     "another list": traceback("AttributeError: 'list' object has no attribute 'add'", ("/opt/x/nodes.py", "tags")),
+    "another size": traceback("RuntimeError: The size of tensor a (64) must match the size of tensor b (32)", EXECUTE,
+                              ("/opt/x/lora_nodes.py", "add")),
+    "another NoneType": traceback("AttributeError: 'NoneType' object has no attribute 'to'", EXECUTE,
+                                  ("/opt/x/nodes.py", "move")),
+    "another missing module": traceback("ModuleNotFoundError: No module named 'comfyui_tools'", EXECUTE),
     "another undefined symbol": traceback("ImportError: /v/flash_attn_2_cuda.so: undefined symbol: _ZN3c10", EXECUTE),
 }
 
@@ -108,6 +152,13 @@ def first_only(text, front):
         lines.append(line if inside else front + line)
         inside = line.startswith("Traceback") or (inside and line[:1].isspace())
     return "\n".join(lines)
+
+
+def announced(text):
+    """As ComfyUI's executor does it: the error, then the traceback that ends in it."""
+    error = next((line for line in reversed(text.split("\n")) if re.match(r"[\w.]+Error\b", line)), "")
+    message = error.partition(": ")[2]
+    return text.replace("Traceback", f"!!! Exception during processing !!! {message}\nTraceback", 1)
 
 
 def json_of(text):
@@ -131,5 +182,6 @@ FORMATS = {
     "docker with time": lambda text: prefixed(text, "2026-03-04T10:00:01.123456789Z "),
     "journald": lambda text: prefixed(text, "Mar  4 10:00:01 box python[123]: "),
     "quoted": lambda text: prefixed(text, "> "),
+    "announced": announced,
     "json": json_of,
 }

@@ -11,7 +11,7 @@ import failures
 import pytest
 
 from qpatch import catalogue, cli
-from qpatch.doctor import log_findings, log_text
+from qpatch.doctor import log_findings, log_stream, log_text
 from qpatch.doctor.log_advice import advise
 from qpatch.doctor.verdict import ok, problem
 from qpatch.hooks.signatures import SIGNATURES, SILENT
@@ -41,8 +41,8 @@ def test_every_signature_has_a_log_and_every_hook_has_one_or_leaves_no_message()
 def test_each_failure_is_recognised_in_every_form_of_a_log(name, form):
     text = f"got prompt\n{failures.LOGS[name]}\nPrompt executed in 0.5 seconds"
     reading = read(failures.FORMATS[form](text))
-    assert names(reading) == [name] and reading.findings[0].certain
-    assert reading.unknown == []
+    assert names(reading) == [name] and reading.findings[0].certain and reading.findings[0].count == 1
+    assert not reading.unknown
 
 
 @pytest.mark.parametrize("name", failures.LOGS)
@@ -103,7 +103,7 @@ def test_a_progress_bar_does_not_hide_the_line_behind_it():
 
 
 def test_line_numbers_are_those_of_the_file():
-    found = log_text.lines("a\r\nb\r\n" + failures.LOGS["lazy-linear"])
+    found = list(log_text.lines(log_stream.split("a\r\nb\r\n" + failures.LOGS["lazy-linear"])))
     assert [line.number for line in found if line.frames] == [8] and found[7].text.startswith("AttributeError")
 
 
@@ -200,3 +200,17 @@ def test_reading_a_log_imports_neither_torch_nor_upstream(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, "doctor", "--log", str(tmp_path / "log.txt")],
                           capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "set()", done.stderr
+
+
+def test_of_errors_that_nothing_is_known_about_the_last_are_kept_and_all_are_counted():
+    text = failures.STRANGERS["another multiplication"]
+    reading = read("\n".join([text] * 250))
+    assert reading.unknowns == 250 and len(reading.unknown) == log_findings.KEPT
+    assert reading.unknown[-1].number == 250 * len(text.split("\n"))
+
+
+def test_escape_sequences_of_a_log_do_not_reach_the_terminal(tmp_path, capsys):
+    log = tmp_path / "log"
+    log.write_text(failures.traceback("ValueError: \x1b]0;owned\x07 \x1b[2J bad", failures.EXECUTE))
+    assert cli.main(["doctor", "--log", str(log)]) == 1
+    assert not {"\x1b", "\x07"} & set(capsys.readouterr().out)
