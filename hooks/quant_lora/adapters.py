@@ -37,6 +37,12 @@ def additive(adapter) -> bool:
     return named is not None and not any(role in named for role in _DEPENDS)
 
 
+def scales(adapter) -> bool:
+    """Whether strength 0 leaves the weight as it is; with another shape it would not."""
+    named = _named(adapter)
+    return named is not None and Role.reshape_weight not in named
+
+
 def delta(adapter) -> Delta:
     """The change that an additive ``adapter`` makes at strength 1, with its alpha in the terms' scales.
 

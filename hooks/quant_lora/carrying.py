@@ -7,14 +7,18 @@ the same for both sets, the model is told that its weights are those of the new 
 
 from __future__ import annotations
 
-from . import planning, report, running, svdq
+from . import memory, planning, report, running, svdq
 
 
 def keeping_weights(original):
     """``partially_load`` that does not reload for a change of what runs beside the product."""
 
     def partially_load(self, device_to, extra_memory=0, force_patch_weights=False, *args, **kwargs):
-        if force_patch_weights or not _same_weights(self):
+        if force_patch_weights:
+            return original(self, device_to, extra_memory, force_patch_weights, *args, **kwargs)
+        same = _same_weights(self)
+        extra_memory = memory.left(self, extra_memory)
+        if not same:
             return original(self, device_to, extra_memory, force_patch_weights, *args, **kwargs)
         self.model.current_weight_patches_uuid = self.patches_uuid
         result = original(self, device_to, extra_memory, force_patch_weights, *args, **kwargs)

@@ -21,7 +21,7 @@ _SPECIAL = ("hook_patches", "forced_hooks", "weight_wrapper_patches", "force_cas
 class Choice:
     """One coarse weight that has patches.
 
-    ``side``      whether what can run beside does; if not, ComfyUI bakes all of ``split``.
+    ``side``      whether ComfyUI sees only what ``split`` leaves to be baked; if not, it bakes all.
     ``predicted`` the kept share of baking the terms, or None if the format is not known.
     ``rest_kept`` that of what is baked in either case; None if it is not known or nothing is.
     """
@@ -57,12 +57,15 @@ class Plan:
 
     @property
     def beside(self) -> list[Choice]:
-        return [choice for choice in self.choices.values() if choice.side]
+        """What runs beside the product."""
+        return [choice for choice in self.choices.values() if choice.side and choice.split.placed]
 
     def left(self, patches: dict) -> dict:
         """``patches`` without what runs beside: what ComfyUI is to see while it patches."""
         found = dict(patches)
-        for choice in self.beside:
+        for choice in self.choices.values():
+            if not choice.side:
+                continue
             found.pop(choice.key, None)
             if choice.split.rest:
                 found[choice.key] = choice.split.rest
@@ -107,7 +110,7 @@ def choose(model, key: str, patches: list[tuple], mode: str) -> Choice | None:
     tensor = weights.coarse(layer)
     found = split(patches, tuple(tensor.shape))
     if not found.placed:
-        return Choice(key, found, False, None, _kept_of_rest(tensor, found))
+        return Choice(key, found, mode != options.BAKE, None, _kept_of_rest(tensor, found))
     predicted = kept.of_terms(tensor, found.placed)
     side = mode == options.SIDE or (mode == options.AUTO and (predicted is None or predicted < options.ENOUGH))
     return Choice(key, found, side, predicted, _kept_of_rest(tensor, found))
@@ -122,7 +125,7 @@ def _kept_of_rest(tensor, found: Split) -> float | None:
 @contextlib.contextmanager
 def reduced(patcher, found: Plan):
     """For the time of the block ``patcher`` has only the patches that ComfyUI is to bake."""
-    if not found.beside:
+    if not any(choice.side for choice in found.choices.values()):
         yield
         return
     whole = patcher.patches

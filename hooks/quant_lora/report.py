@@ -16,15 +16,20 @@ def tell(plan: planning.Plan) -> None:
         return
     plan.told = True
     beside = plan.beside
+    baked = [choice for choice in plan.choices.values() if not choice.side and choice.split.placed]
+    if beside or baked:
+        log.info(_ways(plan, beside, baked))
+    _tell_rest(plan)
+
+
+def _ways(plan: planning.Plan, beside, baked) -> str:
     sizes = [pair.nbytes for pair in plan.pairs.values() if pair is not None]
     text = f"quant-lora: {len(beside)} layers beside the quantized product"
     if beside:
         text += f" ({sum(sizes) / 2**20:.1f} MB{_lost(beside)})"
-    baked = [choice for choice in plan.choices.values() if not choice.side and choice.split.placed]
     if baked:
         text += f"; {len(baked)} baked by ComfyUI ({_range([c.predicted for c in baked])} predicted to be kept)"
-    log.info(text)
-    _tell_rest(plan)
+    return text
 
 
 def _lost(beside) -> str:
@@ -67,5 +72,5 @@ def details() -> str | None:
     for model in models.values():
         plan = planning.of(model)
         beside += sum(branch.of(module) is not None or svdq.appended(module) for module in model.modules())
-        baked += len(plan.choices) - len(plan.beside) if plan is not None else 0
+        baked += sum(not choice.side or bool(choice.split.rest) for choice in plan.choices.values()) if plan else 0
     return f"{beside} layers with LoRA beside the product, {baked} with LoRA baked" if models else None

@@ -14,6 +14,12 @@ _Backup = collections.namedtuple("Backup", ["weight", "inplace_update"])
 
 def attach(patcher, plan: planning.Plan) -> None:
     """Bring the model of ``patcher`` to ``plan``; what is right already stays."""
+    # Bypass mode replaces forwards as well, and puts back the one that it found: ours goes in before, and out after.
+    with patcher.use_ejected():
+        _attach(patcher, plan)
+
+
+def _attach(patcher, plan: planning.Plan) -> None:
     wanted = {choice.key: choice for choice in plan.beside}
     model = patcher.model
     for path, module in _with_branches(model):

@@ -69,15 +69,19 @@ def _not_patched(model):
 def returning(original):
     """``patch_weight_to_device`` that does not add twice what is in a weight already.
 
-    Asked for the patched weight of a layer whose baked patches are in it, it adds only what runs beside.
+    Asked for the patched weight of a layer whose baked patches are in it, it adds only what runs beside; and it
+    does not round a weight again for patches that change nothing.
     """
 
     def patch_weight_to_device(self, key, device_to=None, inplace_update=False, return_weight=False, *args, **kwargs):
         plan = planning.of(self.model)
         choice = plan.choices.get(key) if plan is not None and plan.uuid == self.patches_uuid else None
-        if not return_weight or choice is None or not choice.side or key not in self.backup:
+        if not return_weight or choice is None or not choice.side:
             return original(self, key, device_to, inplace_update, return_weight, *args, **kwargs)
-        whole, self.patches = self.patches, {**self.patches, key: choice.split.patches}
+        missing = choice.split.patches if key in self.backup else choice.split.effective
+        whole, self.patches = self.patches, {other: self.patches[other] for other in self.patches if other != key}
+        if missing:
+            self.patches[key] = missing
         try:
             return original(self, key, device_to, inplace_update, return_weight, *args, **kwargs)
         finally:

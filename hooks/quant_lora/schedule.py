@@ -43,7 +43,8 @@ def patching(original):
     def patch_hooks(self, hooks, *args, **kwargs):
         result = original(self, hooks, *args, **kwargs)
         wanted = self.get_combined_hook_patches(hooks=hooks) if hooks is not None else {}
-        _bring(self, wanted)
+        with self.use_ejected():
+            _bring(self, wanted)
         return result
 
     return patch_hooks
@@ -53,7 +54,7 @@ def _bring(patcher, wanted: dict) -> None:
     pairs = {}
     for key, patches in wanted.items():
         choice = _choice(patcher, key, patches)
-        if choice is not None and choice.side:
+        if choice is not None and choice.side and choice.split.placed:
             layer = weights.layer_of(patcher.model, key)
             tensor = weights.coarse(layer)
             pairs[layer] = compose(choice.split.placed, tuple(tensor.shape), tensor.dtype, patcher.load_device)
@@ -74,7 +75,8 @@ def unpatching(original):
     def unpatch_hooks(self, whitelist_keys_set=None, *args, **kwargs):
         result = original(self, whitelist_keys_set, *args, **kwargs)
         if not whitelist_keys_set:
-            _clear(self.model)
+            with self.use_ejected():
+                _clear(self.model)
         return result
 
     return unpatch_hooks

@@ -31,9 +31,11 @@ class Placed:
 class Split:
     """``placed`` and the patches they come from, the patches to bake, and why they are baked.
 
+    ``effective``: all patches but those of strength 0, in their order.
     ``norms``: Frobenius norms of the baked changes as far as they are known; ``unknown``: whether one is not.
     """
 
+    effective: list[tuple] = field(default_factory=list)
     placed: list[Placed] = field(default_factory=list)
     patches: list[tuple] = field(default_factory=list)
     rest: list[tuple] = field(default_factory=list)
@@ -52,12 +54,22 @@ class Split:
 
 def split(patches: list[tuple], shape: tuple[int, int]) -> Split:
     """The patches ``[(strength, change, strength_model, offset, function), ...]`` of a weight [out, in]."""
-    found, first = Split(), _first_independent(patches)
-    for patch in patches[:first]:
+    found = Split([patch for patch in patches if not _idle(patch)])
+    first = _first_independent(found.effective)
+    for patch in found.effective[:first]:
         found.bake(patch, "it depends on the weight, or a later patch does")
-    for patch in patches[first:]:
+    for patch in found.effective[first:]:
         _place(found, patch, shape)
     return found
+
+
+def _idle(patch: tuple) -> bool:
+    """Whether ``patch`` changes nothing. Baked, it would: NVFP4 is not the same after rounding again."""
+    strength, change, strength_model, _, _ = patch
+    if strength != 0 or strength_model != 1.0:
+        return False
+    # A list is another model's weight, from a merge; both that and what an adapter adds are multiplied by the strength.
+    return isinstance(change, list) or _adds(patch) or adapters.scales(change)
 
 
 def _first_independent(patches: list[tuple]) -> int:
@@ -78,8 +90,6 @@ def _adds(patch: tuple) -> bool:
 
 def _place(found: Split, patch: tuple, shape: tuple[int, int]) -> None:
     strength, change, _, offset, function = patch
-    if strength == 0:
-        return
     if isinstance(change, tuple):
         tensor = change[-1][0] if len(change) == 2 else change[0]
         return found.bake(patch, "a full difference", _norm(tensor, strength))

@@ -12,6 +12,10 @@ import torch
 from comfy_kitchen.tensor import QuantizedTensor
 
 
+#: What a layer takes of the memory that is there to load, in bytes.
+LAYER = 1 << 20
+
+
 def calculate_weight(patches, weight, key):
     for strength, change, strength_model, offset, function in patches:
         part = weight if offset is None else weight.narrow(*offset)
@@ -130,11 +134,10 @@ class ModelPatcher:
         return [(name, layer) for name, layer in self.model.named_modules() if hasattr(layer, "comfy_cast_weights")]
 
     def load(self, device_to=None, lowvram_model_memory=0, force_patch_weights=False, full_load=False):
-        """``lowvram_model_memory``: here, how many layers fit."""
         with self.use_ejected():
             self.unpatch_hooks()
             for index, (name, layer) in enumerate(self._layers()):
-                if not full_load and index >= lowvram_model_memory:
+                if not full_load and (index + 1) * LAYER > lowvram_model_memory:
                     self._lowvram(name, layer, force_patch_weights)
                 elif not getattr(layer, "comfy_patched_weights", False):
                     layer.weight_function = []

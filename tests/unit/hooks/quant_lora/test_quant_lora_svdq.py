@@ -34,7 +34,7 @@ def world(standin, monkeypatch):
     model = torch.nn.Module()
     model.layer = comfy.Linear(svdquant(), torch.randn(SIZE).bfloat16())
     patcher, x = comfy.ModelPatcher(model), torch.randn(8, SIZE).bfloat16()
-    patcher.partially_load(patcher.load_device, 99)
+    patcher.partially_load(patcher.load_device, 1e32)
     return comfy, model, patcher, x, model.layer(x)
 
 
@@ -54,13 +54,13 @@ def test_terms_are_appended_to_the_layout_s_own_branch(world, rank):
     one, original = lora(comfy, rank), model.layer.weight
     clone = patcher.clone()
     clone.add_patches({"layer.weight": one}, 0.5)
-    clone.partially_load(clone.load_device, 99)
+    clone.partially_load(clone.load_device, 1e32)
     longer = coarse(model.layer)._params
     assert "forward" not in vars(model.layer) and longer.proj_down.shape[1] == 32 + -(-rank // 16) * 16
     assert longer.proj_down.shape[1] % 16 == 0 and original._params.proj_down.shape[1] == 32
     check(model.layer(x), base, one, x, 0.5)
     # Loading again (another step of a partial load) appends nothing twice.
-    clone.partially_load(clone.load_device, 99)
+    clone.partially_load(clone.load_device, 1e32)
     assert coarse(model.layer)._params.proj_down.shape[1] == longer.proj_down.shape[1]
     clone.unpatch_model()
     assert torch.equal(model.layer(x), base) and coarse(model.layer)._params.proj_down.shape[1] == 32
@@ -70,11 +70,11 @@ def test_moved_out_of_the_device_it_runs_beside_and_moved_in_again_it_is_appende
     comfy, model, patcher, x, base = world
     one, clone = lora(comfy, 16), patcher.clone()
     clone.add_patches({"layer.weight": one})
-    clone.partially_load(clone.load_device, 99)
+    clone.partially_load(clone.load_device, 1e32)
     clone.partially_unload(clone.offload_device, 1)
     assert branch.of(model.layer) is not None and not svdq.appended(model.layer)
     check(model.layer(x), base, one, x, 1.0)
-    clone.partially_load(clone.load_device, 99)
+    clone.partially_load(clone.load_device, 1e32)
     assert branch.of(model.layer) is None and svdq.appended(model.layer)
     check(model.layer(x), base, one, x, 1.0)
 
@@ -83,7 +83,7 @@ def test_more_rank_than_the_kernel_takes_runs_beside(world):
     comfy, model, patcher, x, base = world
     one, clone = lora(comfy, 1000), patcher.clone()
     clone.add_patches({"layer.weight": one})
-    clone.partially_load(clone.load_device, 99)
+    clone.partially_load(clone.load_device, 1e32)
     assert branch.of(model.layer) is not None and coarse(model.layer)._params.proj_down.shape[1] == 32
     check(model.layer(x), base, one, x, 1.0)
 
