@@ -1,4 +1,4 @@
-"""A tiny Z-Image of a real ComfyUI with the matrices of its blocks quantized, and its float twin for reference.
+"""A tiny Z-Image or Qwen-Image of a real ComfyUI, the matrices of its blocks quantized, and its float twin.
 
 ``comfy`` is the package of the checkout.
 """
@@ -16,6 +16,9 @@ FORMATS = ("nvfp4", "mxfp8", "float8_e4m3fn", "float8_e5m2", "int8_tensorwise", 
 #: Formats whose product a CPU does not have: ComfyUI computes them with the dequantized weight.
 NO_PRODUCT = ("nvfp4", "mxfp8")
 CPU = torch.device("cpu")
+#: Family -> class of comfy.supported_models, its settings, how the names of the modules with quantized matrices begin.
+FAMILIES = {"z-image": ("ZImage", world.ZIMAGE, ("layers", "noise", "context")),
+            "qwen-image": ("QwenImage", world.QWEN, ("transformer_blocks",))}
 
 _spec = importlib.util.spec_from_file_location("real_comfyui", Path(__file__).with_name("convrot") / "conftest.py")
 real = importlib.util.module_from_spec(_spec)
@@ -46,36 +49,37 @@ def stored(comfy, name: str, weight: torch.Tensor) -> tuple[dict, torch.Tensor]:
 class Twins:
     """``patcher``: of the quantized model. ``names``: its quantized layers. ``plain``: the same numbers in float32."""
 
-    def __init__(self, comfy, name: str):
-        self.comfy, self.name = comfy, name
+    def __init__(self, comfy, name: str, family: str = "z-image"):
+        self.comfy, self.name, self.family = comfy, name, family
         self.plain = self._config().get_model({}, "")
         tiny.randomize(self.plain.diffusion_model, seed=1)
         self.entries = {key: value.clone() for key, value in self.plain.diffusion_model.state_dict().items()}
         self.names = [path for path, module in self.plain.diffusion_model.named_modules()
-                      if isinstance(module, torch.nn.Linear) and path.startswith(("layers", "noise", "context"))]
+                      if isinstance(module, torch.nn.Linear) and path.startswith(FAMILIES[family][2])]
         for path in self.names:
             weight = self.entries.pop(f"{path}.weight")
             found, values = stored(comfy, name, weight)
             self.entries.update({f"{path}.{key}": value for key, value in found.items()})
             self.plain.diffusion_model.get_submodule(path).weight.data = values
-        self.patcher, self.x = self.fresh(), world.inputs("z-image")
+        self.patcher, self.x = self.fresh(), world.inputs(family)
 
     def _config(self):
-        config = self.comfy.supported_models.ZImage(dict(world.ZIMAGE))
+        cls, settings, _ = FAMILIES[self.family]
+        config = getattr(self.comfy.supported_models, cls)(dict(settings))
         config.set_inference_dtype(torch.float32, None)
         return config
 
-    def fresh(self):
-        """A patcher of a newly loaded quantized model."""
+    def fresh(self, *_, entries=None, **__):
+        """A patcher of a newly loaded quantized model; the signature is that of ComfyUI's own factories."""
         config = self._config()
         config.custom_operations = self.comfy.ops.mixed_precision_ops({}, torch.float32, disabled=list(NO_PRODUCT))
         model = config.get_model({}, "")
-        model.load_model_weights(dict(self.entries), "")
+        model.load_model_weights(dict(entries or self.entries), "")
         return self.comfy.model_patcher.ModelPatcher(model, CPU, CPU)
 
-    def in_float(self):
+    def in_float(self, patcher=None):
         """A clone of the patcher whose products are computed with the dequantized weights, by weight functions."""
-        clone = self.patcher.clone()
+        clone = (patcher or self.patcher).clone()
         for path in self.names:
             clone.add_weight_wrapper(f"diffusion_model.{path}.weight", _unchanged)
         return clone
@@ -88,6 +92,16 @@ class Twins:
         """The output of the float twin with ``changes`` (name -> dense) added to its weights."""
         with added(self.plain.diffusion_model, changes):
             return evaluate(self.plain, self.x, **more)
+
+    def sample(self, patcher, hooks=None, control=None, steps=2) -> torch.Tensor:
+        """What ComfyUI's sampler makes of noise under ``patcher`` in ``steps``, with hooks or a ControlNet."""
+        options = {"control": control, "control_apply_to_uncond": True} if control is not None else {}
+        conditioning = [[self.x["context"], options]]
+        if hooks is not None:
+            conditioning = self.comfy.hooks.set_hooks_for_conditioning(conditioning, hooks)
+        noise = self.x["x"]
+        return self.comfy.sample.sample(patcher, noise, steps, 1.0, "euler", "simple", conditioning, conditioning,
+                                        torch.zeros_like(noise), disable_pbar=True, seed=0).double()
 
     def lora(self, rank: int, size: float, names=None) -> tuple[dict, dict]:
         """A LoRA file whose changes have ``size`` times the rms of their weights, and the changes by layer."""
@@ -106,7 +120,7 @@ class Twins:
         total = {}
         for file, changes in loras:
             patcher, _ = self.comfy.sd.load_lora_for_models(patcher, None, file, strength, 0.0)
-            total = {path: total.get(path, 0) + strength * change for path, change in changes.items()}
+            total = {**total, **{path: total.get(path, 0) + strength * change for path, change in changes.items()}}
         return patcher, total
 
 
