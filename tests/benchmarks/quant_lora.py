@@ -128,7 +128,8 @@ def main():
                   f"memory {size / 2**10:.0f} KiB of {weight._qdata.nbytes / 2**10:.0f}")
             for tokens, (bare, both, alone, plain) in timed.items():
                 print(f"    {tokens:5} tokens: {bare:.2f} ms, with the pair {both:.2f} ms "
-                      f"({(both / bare - 1) * 100:+.1f} %); the pair alone {alone:.2f} ms, {alone / plain * 100:.1f} % of a plain product", flush=True)
+                      f"({(both / bare - 1) * 100:+.1f} %); the pair alone {alone:.2f} ms, "
+                      f"{alone / plain * 100:.1f} % of a plain product", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Hook quant-lora: what is around a model in a real ComfyUI (QPATCH_TEST_COMFYUI): samplers, ControlNet, schedules, save
-and merge nodes, clones for other GPUs."""
+"""Hook quant-lora in a real ComfyUI (QPATCH_TEST_COMFYUI), and what is around a model there.
+
+Samplers, ControlNet, schedules, save and merge nodes, clones for other GPUs.
+"""
 
 import copy
 import importlib
@@ -88,7 +90,8 @@ def saved(comfy, patcher, folder, monkeypatch):
     monkeypatch.setattr(paths, "get_output_directory", lambda: str(folder))
     importlib.import_module("comfy_extras.nodes_model_merging").ModelSave().save(patcher, "model")
     [file] = folder.glob("*.safetensors")
-    return {key.removeprefix("model.").removeprefix("diffusion_model."): value for key, value in load_file(file).items()}
+    tensors = load_file(file)
+    return {key.removeprefix("model.").removeprefix("diffusion_model."): value for key, value in tensors.items()}
 
 
 def test_the_save_node_writes_what_it_writes_without_the_hook(comfy, twins, monkeypatch, tmp_path):
@@ -125,15 +128,16 @@ def test_a_lora_on_a_merged_model_runs_beside_what_the_merge_has_made(comfy, twi
     base = twins.run(merged)
     weights = {path: twins.patcher.model.diffusion_model.get_submodule(path).weight.dequantize().double()
                for path in twins.names}
-    now = {path: weights[path] - twins.plain.diffusion_model.get_submodule(path).weight.double() for path in twins.names}
+    plain = {path: twins.plain.diffusion_model.get_submodule(path).weight for path in twins.names}
+    now = {path: weights[path] - plain[path].double() for path in twins.names}
     assert close(base, twins.wanted(now))
     patcher, changes = twins.with_loras(merged, [twins.lora(8, 0.02)], 1.0)
     total = {path: now[path] + changes[path] for path in twins.names}
     assert close(twins.run(patcher) - base, twins.wanted(total) - twins.wanted(now))
     assert torch.equal(twins.run(merged), base)
     twins.run(start)
-    assert all(twins.plain.diffusion_model.get_submodule(path).weight.equal(
-        twins.patcher.model.diffusion_model.get_submodule(path).weight.dequantize().float()) for path in twins.names)
+    again = {path: twins.patcher.model.diffusion_model.get_submodule(path).weight.dequantize() for path in twins.names}
+    assert all(plain[path].equal(again[path].float()) for path in twins.names)
 
 
 def test_clones_for_other_gpus_run_the_loras_and_follow_their_changes(comfy, twins):

@@ -1,4 +1,4 @@
-"""Hook quant-lora and the bypass mode of a real ComfyUI (QPATCH_TEST_COMFYUI): LoRAs of both kinds on the same layers."""
+"""Hook quant-lora and the bypass mode of a real ComfyUI (QPATCH_TEST_COMFYUI), both on the same layers."""
 
 import pytest
 import quant_lora_twins as twins_of

@@ -1,4 +1,4 @@
-"""Hook quant-lora: what LoRAs do to the output of a whole model of a real ComfyUI (QPATCH_TEST_COMFYUI), on its CPU backends."""
+"""Hook quant-lora: what LoRAs do to the output of a whole model of a real ComfyUI (QPATCH_TEST_COMFYUI)."""
 
 import pytest
 import quant_lora_twins as twins_of
@@ -55,6 +55,6 @@ def test_with_the_format_s_own_product_a_lora_costs_no_accuracy_that_the_base_ha
     """Activations that are quantized as well have a noise of their own, in which the effect of a small LoRA on the
     output is lost for anybody who subtracts; so the model with LoRA is compared, not the difference."""
     base = error(twins.run(twins.patcher), twins.wanted({}))
-    for rank, size, strength in EXTREMES:
+    for rank, size, strength in ((2, 0.001, 0.1), (16, 0.3, 1.0)):
         patcher, changes = twins.with_loras(twins.patcher, [twins.lora(rank, size) for _ in range(3)], strength)
         assert error(twins.run(patcher), twins.wanted(changes)) < max(1.2 * base, 1e-5), (rank, size, strength)

@@ -1,7 +1,7 @@
-"""Hook quant-lora: random walks over what people and a real ComfyUI (QPATCH_TEST_COMFYUI) do with the clones of a patcher.
+"""Hook quant-lora: random walks over what people and a real ComfyUI (QPATCH_TEST_COMFYUI) do with a patcher's clones.
 
-After each step the loaded model gives, bit by bit, what a model gives that was loaded once, freshly, with the patches of
-that patcher; at the end the base is the original.
+After each step the loaded model gives, bit by bit, what a model gives that was loaded once, freshly, with
+the patches of that patcher; at the end the base is the original.
 """
 
 import gc
@@ -42,12 +42,12 @@ class World:
         self.x = torch.randn(3, IN).to(device)
         self.layers = {name: layer(comfy, name, out=OUT, inp=IN) for name in self.formats}
         self.bits = {name: made.weight._qdata.clone() for name, made in self.layers.items()}
-        self.changes = [lora(comfy, rank, size, out=OUT, inp=IN)[0] for rank, size in ((1, 0.002), (4, 0.05), (16, 0.6))]
+        sizes = ((1, 0.002), (4, 0.05), (16, 0.6))
+        self.changes = [lora(comfy, rank, size, out=OUT, inp=IN)[0] for rank, size in sizes]
         full = ("diff", (torch.randn(OUT, IN) * 0.02,))
         up, down, *rest = self.changes[1].weights
         dora = comfy.weight_adapter.LoRAAdapter(set(), (up, down, None, None, torch.ones(OUT, 1), None))
         self.changes += [full, dora]
-        self.hooks = [comfy.hooks.create_hook_lora({}, 1.0, 1.0) for _ in range(2)]
 
     def model(self):
         """A model of new modules around the same tensors, and its patcher."""
@@ -57,7 +57,8 @@ class World:
             made.weight = torch.nn.Parameter(old.weight.data, requires_grad=False)
             made.bias = torch.nn.Parameter(old.bias.data.clone(), requires_grad=False)
             fresh[name] = made
-        cls = self.comfy.model_patcher.ModelPatcher if self.device == CPU else self.comfy.model_patcher.ModelPatcherDynamic
+        classes = self.comfy.model_patcher
+        cls = classes.ModelPatcher if self.device == CPU else classes.ModelPatcherDynamic
         return cls(Model(fresh), self.device, CPU)
 
     def outputs(self, model) -> dict:
@@ -73,7 +74,7 @@ class Walker(RuleBasedStateMachine):
     def start(self, mode):
         os.environ["QPATCH_QUANT_LORA"] = mode
         self.base = self.world.model()
-        self.loaded, self.whole, self.group = None, True, None
+        self.loaded, self.whole = None, True
         self.base.partially_load(self.world.device, 1e32)
         self.original = self.world.outputs(self.base.model)
         self.base.detach()
@@ -103,7 +104,7 @@ class Walker(RuleBasedStateMachine):
         if self.loaded is not chosen and self.loaded is not None:
             self.loaded.detach(unpatch_all=False)
         chosen.partially_load(self.world.device, memory)
-        self.loaded, self.whole, self.group = chosen, memory > 1e30, None
+        self.loaded, self.whole = chosen, memory > 1e30
 
     @rule(chosen=consumes(patchers))
     def forget(self, chosen):
@@ -159,8 +160,6 @@ class Walker(RuleBasedStateMachine):
 def test_random_walks_over_clones_runs_and_unloads_never_lose_track(comfy, request, monkeypatch, dynamic):
     if not hasattr(comfy.model_patcher, "LazyCastingParamPiece"):
         pytest.skip("the hook leaves a ComfyUI alone that cannot save such weights")
-    import comfy.hooks
-
     monkeypatch.setenv("QPATCH_QUANT_LORA", "side")
     torch.manual_seed(0)
     device = request.getfixturevalue("vram").device if dynamic else CPU

@@ -27,7 +27,7 @@ def calculate_weight(patches, weight, key):
 
 
 class Adapter:
-    """``weights`` of a LoRA: up, down, alpha, mid, dora_scale, reshape; of a LoKr: w1, w2, alpha, 4 factors, t2, dora."""
+    """``weights``: up, down, alpha, mid, dora_scale, reshape of a LoRA; w1, w2, alpha, 4 factors, t2, dora of a LoKr."""
 
     def __init__(self, name, *weights):
         self.name, self.weights = name, weights
@@ -159,7 +159,8 @@ class ModelPatcher:
         self.unpatch_hooks()
         for key in list(self.backup):
             path, _, name = key.rpartition(".")
-            setattr(self.model.get_submodule(path), name, torch.nn.Parameter(self.backup.pop(key).weight, requires_grad=False))
+            original = torch.nn.Parameter(self.backup.pop(key).weight, requires_grad=False)
+            setattr(self.model.get_submodule(path), name, original)
         self.model.current_weight_patches_uuid = None
         for _, layer in self._layers():
             layer.weight_function = []
