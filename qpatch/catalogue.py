@@ -114,7 +114,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(
         name="quant-lora",
-        mends="LoRA on quantized weights (NVFP4, MXFP8, INT4, INT8, FP8) that is rounded away: runs it beside the product",
+        mends="LoRA on quantized weights (NVFP4, MXFP8, INT4, INT8, FP8) that is rounded away: runs it beside them",
         targets=(
             Target("comfy.model_patcher", "qpatch.hooks.quant_lora.patchers", ("ModelPatcher",)),
             Target("comfy.ops", "qpatch.hooks.quant_lora.fused", ("mixed_precision_ops",)),

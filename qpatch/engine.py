@@ -10,7 +10,7 @@ import traceback
 from . import finder, finding, log, patching, states, targets, toggles
 
 _complained = False
-#: (hook, name, module) -> the turn that is under way. No lock: hooks run foreign code, which may fork or come back here.
+#: (hook, name, module) -> the turn that is under way. No lock: hooks run foreign code, which may fork or come back.
 _in_hand: dict[tuple, object] = {}
 
 
@@ -74,7 +74,8 @@ def _implementation(target):
 def _mend(hook, target, name, module, found, implementation) -> None:
     patches = list(implementation.patches(module))
     if not patches:
-        states.record(hook, target, name, module, finding.INCOMPATIBLE, f"{found.reason}, and there is nothing to patch")
+        reason = f"{found.reason}, and there is nothing to patch"
+        states.record(hook, target, name, module, finding.INCOMPATIBLE, reason)
         return
     for patch in patches:
         patch.by = hook.name
@@ -113,7 +114,7 @@ def catch_up() -> None:
 
 
 def renew() -> None:
-    """Offer the modules of lost patches again: what somebody has put there is examined, and wrapped if it has the fault."""
+    """Offer the modules of lost patches again: what somebody put there is examined, and wrapped if it has the fault."""
     for attempt in states.lost():
         losses = "; ".join(attempt.losses())
         _offer(attempt.hook, attempt.target, attempt.module_name, attempt.module)

@@ -13,7 +13,7 @@ _ABSENT = object()
 
 
 def dress(replacement, original, by: str = ""):
-    """Give ``replacement`` the name, documentation and ``__wrapped__`` of ``original``, and the mark of the hook ``by``.
+    """Give ``replacement`` the name, text and ``__wrapped__`` of ``original``, and the mark of the hook ``by``.
 
     Not ``functools.wraps``: that copies ``__dict__``, and with it marks that other tools
     (torch.compile among them) have put on the original.

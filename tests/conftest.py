@@ -90,7 +90,8 @@ class Env:
         self.folder = folder
         self.base = Path(base_python).resolve()
         self.python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-        told = self.run("import sys, sysconfig; print('%d.%d' % sys.version_info[:2]); print(sysconfig.get_path('purelib'))")
+        told = self.run("import sys, sysconfig; print('%d.%d' % sys.version_info[:2]); "
+                        "print(sysconfig.get_path('purelib'))")
         self.version, site = told.stdout.split("\n", 1)
         self.site = Path(site.strip())
 

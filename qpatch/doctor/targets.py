@@ -44,7 +44,8 @@ def _module(target, context) -> Place:
     top = target.pattern.partition(".")[0]
     program = comfyui.program(context)
     if program is not None and target.pattern == top and (program / f"{top}.py").is_file():
-        return Place(target.pattern, f"ComfyUI {comfyui.version(program) or ''}".strip(), program / f"{top}.py", program)
+        release = f"ComfyUI {comfyui.version(program) or ''}".strip()
+        return Place(target.pattern, release, program / f"{top}.py", program)
     if program is not None and (program / top / "__init__.py").is_file() or top == "comfy" and program:
         root, package = program / top, f"ComfyUI {comfyui.version(program) or ''}".strip()
     else:

@@ -2,10 +2,11 @@
 
     python tests/benchmarks/run.py table [--rounds 15] [--write README.md]
 
-Each row is a median of rounds; in each round ours, the floor and the peer take turns. Ratios are medians of the ratios
-within the rounds, with quartiles. CPU time of one thread; wall time for the start of Python and for inspect. The floor is
-the least that the task can cost: a finder that returns None, a .pth file that does nothing, the copy of as many bytes as
-are read and written (lora_compose.py says which), reading a file. The other benchmarks of this folder say more about each.
+Each row is a median of rounds; in each round ours, the floor and the peer take turns. Ratios are medians of the
+ratios within the rounds, with quartiles. CPU time of one thread; wall time for the start of Python and for inspect.
+The floor is the least that the task can cost: a finder that returns None, a .pth file that does nothing, the copy of
+as many bytes as are read and written (lora_compose.py says which), reading a file. The other benchmarks of this
+folder say more about each.
 """
 
 import argparse

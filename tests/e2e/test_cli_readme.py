@@ -36,7 +36,8 @@ def test_the_torch_of_the_readme_is_the_one_that_ci_tests(command):
     assert re.search(r"torch==\S+", command).group() in pinned
 
 
-SPELT = sorted(set(re.findall(r"(?<![-.\w])qpatch ((?:status|doctor|selftest|enable|disable|lora|run)\b[^`&\n]*)", README)))
+VERB = r"(?:status|doctor|selftest|enable|disable|lora|run)"
+SPELT = sorted(set(re.findall(rf"(?<![-.\w])qpatch ({VERB}\b[^`&\n]*)", README)))
 
 
 @pytest.mark.parametrize("command", SPELT)

@@ -22,7 +22,8 @@ LOADER = """
 
 
 INIT = "from .nodes.models.zimage import answer\nfrom .nodes.models import zimage as node\n"
-NODE = "from ...models.zimage import f as model\nfrom ...models import zimage as target\ndef answer(x):\n    return model(x)\n"
+NODE = ("from ...models.zimage import f as model\nfrom ...models import zimage as target\n"
+        "def answer(x):\n    return model(x)\n")
 
 
 def pack(bench, folder, init=INIT, node=NODE, model=TARGET):
@@ -69,7 +70,8 @@ def test_the_loader_node_of_the_same_tail_is_not_taken_for_the_target(each_pytho
 
 def test_the_order_of_packs_does_not_matter(each_python, comfyui):
     pack(comfyui, "nunchaku")
-    comfyui.write(**{"first.__init__": "seen = [name for name in __import__('sys').modules if name.endswith('.models.zimage')]\n"})
+    listing = "seen = [name for name in __import__('sys').modules if name.endswith('.models.zimage')]\n"
+    comfyui.write(**{"first.__init__": listing})
     for order in (["first", "nunchaku"], ["nunchaku", "first"]):
         comfyui.run(each_python, f"""
             nodes = {{name: load(name) for name in {order!r}}}
@@ -137,10 +139,13 @@ def test_a_patch_survives_that_comfyui_puts_back_what_it_saved_before_the_nodes_
 WRAPPERS = {
     "with functools.wraps": "import functools, pkg.target\noriginal = pkg.target.f\n"
                             "@functools.wraps(original)\ndef g(x):\n    return original(x) * 10\npkg.target.f = g\n",
-    "with a closure": "import pkg.target\ndef patch(original):\n    def g(x):\n        return original(x) * 10\n    return g\n"
+    "with a closure": "import pkg.target\n"
+                      "def patch(original):\n    def g(x):\n        return original(x) * 10\n    return g\n"
                       "pkg.target.f = patch(pkg.target.f)\n",
-    "with a global variable": "import pkg.target\n_original = pkg.target.f\ndef g(x):\n    return _original(x) * 10\npkg.target.f = g\n",
-    "with a default": "import pkg.target\ndef g(x, original=pkg.target.f):\n    return original(x) * 10\npkg.target.f = g\n",
+    "with a global variable": "import pkg.target\n_original = pkg.target.f\n"
+                              "def g(x):\n    return _original(x) * 10\npkg.target.f = g\n",
+    "with a default": "import pkg.target\n"
+                      "def g(x, original=pkg.target.f):\n    return original(x) * 10\npkg.target.f = g\n",
     "twice": "import pkg.target\ndef patch(original):\n    return lambda x: original(x)\n"
              "pkg.target.f = patch(patch(lambda x, original=pkg.target.f: original(x) * 10))\n",
 }

@@ -86,9 +86,11 @@ PROGRAMS = {
     "an uncaught exception": "def f(): raise ValueError('no')\nf()",
     "an exit code": "import sys; print('out'); sys.exit(7)",
     "a module that is missing": "import pkg.missing",
-    "introspection": "import importlib.util as u; print(u.find_spec('json').origin, sorted(vars(u.find_spec('pkg.linear').loader)))",
+    "introspection": "import importlib.util as u; print(u.find_spec('json').origin); "
+                     "print(sorted(vars(u.find_spec('pkg.linear').loader)))",
     "a linear and a zimage of somebody else": "import pkg.linear, pkg.zimage; print(pkg.linear.f(1), pkg.zimage.f(1))",
-    "logging": "import logging; logging.basicConfig(); logging.warning('x'); print(sorted(logging.root.manager.loggerDict))",
+    "logging": "import logging; logging.basicConfig(); logging.warning('x'); "
+               "print(sorted(logging.root.manager.loggerDict))",
 }
 
 
@@ -130,7 +132,8 @@ def test_pip_says_the_same_and_builds_in_isolation(fresh, tmp_path):
     see_pip = {"PYTHONPATH": str(tmp_path / "pip_only")}
     (tmp_path / "pip_only").mkdir()
     (tmp_path / "pip_only" / "pip").symlink_to(pip.__path__[0], target_is_directory=True)
-    done = fresh.command("-m", "pip", "install", "--no-index", "-v", "--disable-pip-version-check", tmp_path, env=see_pip)
+    command = ["-m", "pip", "install", "--no-index", "-v", "--disable-pip-version-check", tmp_path]
+    done = fresh.command(*command, env=see_pip)
     assert "Successfully installed trivial" in done.stdout
     # The backend is heard on standard error by this pip, and on standard output by newer ones.
     assert "1 finder" in done.stdout + done.stderr

@@ -65,7 +65,8 @@ def test_the_hook_is_given_the_module_before_its_parent_knows_it(each_python, be
 
 
 def test_a_target_that_imports_another_target_has_both_mended(each_python, bench):
-    bench.write(**{"pkg.target": "from pkg import second\nfrom pkg.second import f as inner\ndef f(x):\n    return inner(x)\n",
+    bench.write(**{"pkg.target": "from pkg import second\nfrom pkg.second import f as inner\n"
+                                 "def f(x):\n    return inner(x)\n",
                    "pkg.second": "def f(x):\n    return x\n"})
     bench.watch("pkg.target", "pkg.second")
     bench.run(each_python, """

@@ -84,11 +84,13 @@ def test_a_start_reads_two_files_and_starts_no_process_and_opens_no_connection(f
     assert not {event for event, _ in seen if event.startswith(("subprocess.", "socket.", "os.system", "os.fork"))}
 
 
-@pytest.mark.parametrize("fault", ["raise SystemExit(3)", "raise ValueError('broken')", "def (", "import missing_module"])
+@pytest.mark.parametrize(
+    "fault", ["raise SystemExit(3)", "raise ValueError('broken')", "def (", "import missing_module"])
 def test_a_broken_finder_is_kept_for_status_and_does_not_touch_the_start(fresh, fault):
     (fresh.site / "qpatch" / "finder.py").write_text(fault + "\n")
     done = fresh.run("import qpatch, sys; print(type(qpatch.activation_error).__name__)\n" + COUNT)
-    kind = {"raise S": "SystemExit", "raise V": "ValueError", "def (": "SyntaxError"}.get(fault[:7], "ModuleNotFoundError")
+    known = {"raise S": "SystemExit", "raise V": "ValueError", "def (": "SyntaxError"}
+    kind = known.get(fault[:7], "ModuleNotFoundError")
     assert (done.stdout.split(), done.stderr) == ([kind, "0"], "")
 
 
@@ -147,7 +149,8 @@ def test_a_user_site_works_and_minus_s_leaves_it_out(each_python, tmp_path):
     with_user = {**clean, "PYTHONUSERBASE": str(tmp_path)}
 
     def ask(code, *flags):
-        done = subprocess.run([each_python.base, *flags, "-c", code], env=with_user, capture_output=True, text=True, check=True)
+        command = [each_python.base, *flags, "-c", code]
+        done = subprocess.run(command, env=with_user, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     user_site = ask("import site, os; os.makedirs(site.getusersitepackages()); print(site.getusersitepackages())")

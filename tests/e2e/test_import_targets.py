@@ -87,8 +87,10 @@ def test_a_module_that_was_deleted_and_imported_again_is_mended(each_python, ben
 
 @pytest.mark.parametrize("body, state", [
     ("sys.modules[__name__] = other = types.ModuleType(__name__); other.f = lambda x: x", "applied"),
-    ("class Own(types.ModuleType):\n    pass\nsys.modules[__name__].__class__ = Own\ndef f(x):\n    return x", "applied"),
-    ("class Slots:\n    __slots__ = ()\n    def f(self, x):\n        return x\nsys.modules[__name__] = Slots()", "incompatible"),
+    ("class Own(types.ModuleType):\n    pass\nsys.modules[__name__].__class__ = Own\ndef f(x):\n    return x",
+     "applied"),
+    ("class Slots:\n    __slots__ = ()\n    def f(self, x):\n        return x\nsys.modules[__name__] = Slots()",
+     "incompatible"),
 ], ids=["another module", "another class", "an object without a namespace"])
 def test_a_module_that_puts_something_else_in_its_place(each_python, bench, body, state):
     bench.write(**{"pkg.target": "import sys, types\n" + body})

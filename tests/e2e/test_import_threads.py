@@ -89,10 +89,12 @@ def test_the_finder_needs_no_module_lock(each_python, bench):
         import pkg
         from qpatch.finder import Finder
         found = []
-        locks = [bootstrap._get_module_lock(name) for name in ("pkg", "pkg.target", "qpatch", "qpatch.finder", "qpatch.engine")]
+        names = ("pkg", "pkg.target", "qpatch", "qpatch.finder", "qpatch.engine")
+        locks = [bootstrap._get_module_lock(name) for name in names]
         for lock in locks:
             lock.acquire()
-        thread = threading.Thread(target=lambda: found.append(Finder.find_spec("pkg.target", pkg.__path__)), daemon=True)
+        find = lambda: found.append(Finder.find_spec("pkg.target", pkg.__path__))
+        thread = threading.Thread(target=find, daemon=True)
         thread.start()
         thread.join(10)
         for lock in locks:
@@ -149,7 +151,7 @@ def test_two_threads_whose_hooks_import_each_other_s_targets(each_python, bench)
                     import pkg.one
                 return finding.needed("")
         """,
-        **{"pkg.one": "import time\ntime.sleep(0.02)\n" + TARGET, "pkg.two": "import time\ntime.sleep(0.02)\n" + TARGET},
+        **{f"pkg.{name}": "import time\ntime.sleep(0.02)\n" + TARGET for name in ("one", "two")},
     )
     bench.watch("pkg.one", "pkg.two", implementation="cross_probe")
     run(bench, each_python, """

@@ -108,7 +108,7 @@ def test_beside_the_older_fix_the_model_is_built_and_the_report_names_it(install
 
 
 @pytest.mark.parametrize("packs", [("OlderFix", PACK), (PACK, "OlderFix")])
-def test_without_a_second_look_at_packs_the_replaced_patch_is_lost_and_says_to_whom(installed_with_torch, shared, packs):
+def test_without_a_second_look_at_packs_a_replaced_patch_is_lost_and_says_to_whom(installed_with_torch, shared, packs):
     report = build(installed_with_torch, shared, *packs, QPATCH_DISABLE="comfy-compat-other-packs")
     row = report["hooks"]["lazy-linear"]
     assert row["state"] == "lost" and "SVDQW4A4Linear.from_linear is now" in row["explanation"]

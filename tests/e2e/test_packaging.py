@@ -102,7 +102,8 @@ def test_the_version_is_the_one_that_the_package_tells(each_python, wheel):
 
 
 def test_each_module_of_the_wheel_can_be_imported_and_none_brings_a_target(installed_with_torch):
-    names = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in sources() if name.endswith(".py")]
+    files = [name.removesuffix(".py") for name in sources() if name.endswith(".py")]
+    names = [name.removesuffix("/__init__").replace("/", ".") for name in files]
     installed_with_torch.run(f"""if True:
         import importlib, sys
         for name in {sorted(names)!r}:
@@ -131,7 +132,8 @@ def test_uninstalling_leaves_the_environment_as_it_was(empty, wheel, used, bench
     assert top == {"qpatch", "qpatch.pth", "qpatch.start", f"qpatch-{metadata(wheel)['Version']}.dist-info"}
     if used:
         bench.write(**{"nunchaku.models.linear": "class SVDQW4A4Linear: pass"})
-        bench.run(empty, "import nunchaku.models.linear; from qpatch import states; states.snapshot(); assert states.live()")
+        bench.run(empty, "import nunchaku.models.linear; from qpatch import states; "
+                         "states.snapshot(); assert states.live()")
     empty.uninstall("qpatch")
     assert digests(empty.folder) == before
     assert not (empty.site / "qpatch").exists()
@@ -154,7 +156,8 @@ def test_a_source_distribution_builds_the_same_wheel(wheel, build_wheel, copy_of
 def test_two_builds_with_the_same_date_are_the_same_bytes(build_wheel, copy_of_the_source, tmp_path):
     dated = {"SOURCE_DATE_EPOCH": "1700000000"}
     first, second = (
-        build_wheel(copy_of_the_source(tmp_path / name), tmp_path / f"{name}-out", dated).read_bytes() for name in ("one", "two")
+        build_wheel(copy_of_the_source(tmp_path / name), tmp_path / f"{name}-out", dated).read_bytes()
+        for name in ("one", "two")
     )
     assert first == second
 
@@ -175,7 +178,7 @@ def test_the_engine_is_tested_on_this_python(version, interpreters):
     assert f"Python {version}." in told.stdout
 
 
-def test_an_editable_install_activates_and_has_all_packages_and_goes_without_a_trace(empty, tmp_path, copy_of_the_source):
+def test_an_editable_install_activates_has_all_packages_and_goes_without_a_trace(empty, tmp_path, copy_of_the_source):
     source = copy_of_the_source(tmp_path / "source")
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -43,7 +43,8 @@ def test_the_table_is_written_between_its_marks_and_nowhere_else(table, tmp_path
     table.main()
     head, rule, row = page.read_text().splitlines()[2:5]
     assert row == "| one | 1 ms |  |  |  |  |" and rule.count("---") == 6
-    assert page.read_text().startswith(f"before\n{table.BEGIN}\n|") and page.read_text().endswith(f"|\n{table.END}\nafter\n")
+    assert page.read_text().startswith(f"before\n{table.BEGIN}\n|")
+    assert page.read_text().endswith(f"|\n{table.END}\nafter\n")
 
 
 def test_the_readme_has_a_row_for_each_task():

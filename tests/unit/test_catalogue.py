@@ -7,7 +7,8 @@ import sys
 from qpatch import catalogue, finder
 
 TARGETS = [(hook, target) for hook in catalogue.HOOKS for target in hook.targets]
-UPSTREAM = ("comfy", "comfy_kitchen", "comfy_extras", "nunchaku", "comfyui_nunchaku", "nodes", "folder_paths", "execution")
+UPSTREAM = ("comfy", "comfy_kitchen", "comfy_extras", "nunchaku", "comfyui_nunchaku", "nodes", "folder_paths",
+            "execution")
 
 
 def test_the_finder_watches_exactly_the_catalogue_s_targets():
@@ -22,7 +23,7 @@ def test_the_names_of_hooks_are_unique():
 def test_a_tail_has_a_fingerprint_and_only_tails_have_a_star():
     for hook, target in TARGETS:
         assert "*" not in target.pattern[1:] and (target.exact or target.pattern.startswith("*.")), target.pattern
-        assert target.exact or target.defines, f"{hook.name}: any module that ends in {target.pattern[1:]} would be taken"
+        assert target.exact or target.defines, f"{hook.name}: any module that ends in {target.pattern[1:]} would do"
 
 
 def test_each_implementation_has_the_two_functions_of_a_hook():

@@ -14,7 +14,7 @@ except ModuleNotFoundError:  # Python 3.10; pytest brings this one there
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-DECLARED = [Requirement(text) for text in [*PROJECT["dependencies"], *(text for extra in EXTRAS.values() for text in extra)]]
+DECLARED = [Requirement(text) for group in (PROJECT["dependencies"], *EXTRAS.values()) for text in group]
 
 
 def locked():

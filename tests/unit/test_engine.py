@@ -158,12 +158,12 @@ def test_the_state_that_most_wants_a_look_is_the_hook_s(hook, target, monkeypatc
 
 def test_what_we_supplied_does_not_make_the_target_fine_by_itself_when_it_is_reloaded(hook, target):
     probe = hook(
-        examine=lambda module: finding.needed("g is missing") if not hasattr(module, "g") else finding.not_needed("g is there"),
+        examine=lambda module: finding.not_needed("") if hasattr(module, "g") else finding.needed("no g is there"),
         patches=lambda module: [Supply(module, "g", lambda: 1)],
     )
     for _ in range(2):
         engine.loaded(NAME, target)
-        assert states.overall(probe) == ("applied", "g is missing")
+        assert states.overall(probe) == ("applied", "no g is there")
     del target.g
     assert states.overall(probe)[0] == "lost"
 

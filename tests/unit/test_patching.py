@@ -223,6 +223,7 @@ def test_torch_compiles_a_dressed_function_and_method_in_one_graph(module):
         assert (explained.graph_count, explained.graph_break_count) == (1, 0)
         compiled = torch.compile(dressed, backend="eager", fullgraph=True)
         assert compiled(torch.ones(3)).tolist() == [3.0, 3.0, 3.0]
-        put([Wrap(torch_module := type("Layer", (torch.nn.Linear,), {}), "forward", lambda o: lambda self, x: o(self, x) + 1)])
+        torch_module = type("Layer", (torch.nn.Linear,), {})
+        put([Wrap(torch_module, "forward", lambda o: lambda self, x: o(self, x) + 1)])
         model = torch_module(3, 3)
         assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(torch.ones(3)), model(torch.ones(3)))

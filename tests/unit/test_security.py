@@ -12,13 +12,15 @@ INSTALLED = [PACKAGE, *(Path(place) for name in ("hooks", "lora")
                         for place in __import__(f"qpatch.{name}", fromlist=["__path__"]).__path__)]
 SOURCES = sorted({path.resolve() for folder in INSTALLED for path in folder.rglob("*.py")})
 
-NETWORK = {"socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "xmlrpc", "webbrowser"}
-FOREIGN_CODE = {"pickle", "cPickle", "dill", "marshal", "shelve", "ctypes", "cffi", "code", "codeop", "runpy", "subprocess",
-                "multiprocessing", "threading", "_thread", "sched", "asyncio", "concurrent", "atexit", "signal"}
+NETWORK = {"socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "xmlrpc",
+           "webbrowser"}
+FOREIGN_CODE = {"pickle", "cPickle", "dill", "marshal", "shelve", "ctypes", "cffi", "code", "codeop", "runpy",
+                "subprocess", "multiprocessing", "threading", "_thread", "sched", "asyncio", "concurrent",
+                "atexit", "signal"}
 
 #: Module of ours -> what it may import of these, and why.
 ALLOWED = {
-    "doctor/installation.py": {"urllib.parse", "urllib.request.url2pathname"},  # file: addresses in a RECORD; opens none
+    "doctor/installation.py": {"urllib.parse", "urllib.request.url2pathname"},  # file: addresses; opens none
     "selftest/children.py": {"subprocess"},  # proves the installed copy in child interpreters
     "shadow.py": {"_thread._local"},  # storage of each thread; starts none
     "convrot/rotation.py": {"threading.Lock"},
@@ -63,8 +65,8 @@ def test_nothing_reaches_for_the_network_for_pickles_or_for_other_processes(tree
 
 
 def test_nothing_runs_text_as_code(trees):
-    banned = {"eval", "exec", "compile", "torch.load", "builtins.eval", "builtins.exec", "os.system", "os.popen", "os.fork",
-              "Thread", "Timer", "threading.Thread", "threading.Timer"}
+    banned = {"eval", "exec", "compile", "torch.load", "builtins.eval", "builtins.exec", "os.system", "os.popen",
+              "os.fork", "Thread", "Timer", "threading.Thread", "threading.Timer"}
     found = {(place(path), name) for path, tree in trees.items() for name in called(tree) if name in banned}
     assert found == set()
 

@@ -19,7 +19,8 @@ def clean(monkeypatch):
 
 @pytest.mark.parametrize("name, value, line", [
     ("QPATCH_DISABLE", "lazy-liner", "QPATCH_DISABLE: there is no hook 'lazy-liner'; did you mean 'lazy-linear'?"),
-    ("QPATCH_ENABLE", "zimage_fuse, lazy-linear", "QPATCH_ENABLE: there is no hook 'zimage_fuse'; did you mean 'zimage-fuse'?"),
+    ("QPATCH_ENABLE", "zimage_fuse, lazy-linear",
+     "QPATCH_ENABLE: there is no hook 'zimage_fuse'; did you mean 'zimage-fuse'?"),
     ("QPATCH_LOG", "verbose", "QPATCH_LOG: 'verbose' is not a level; known: debug, info, warning, quiet"),
     ("QPATCH_LOG", "warn", "QPATCH_LOG: 'warn' is not a level; did you mean 'warning'?"),
     ("QPATCH_STRICT", "maybe", "QPATCH_STRICT: 'maybe' is neither 1|on|true|yes nor 0|off|false|no"),

@@ -1,4 +1,4 @@
-"""Finders and loaders of other libraries, good and bad, for child processes of the tests. They act on ``pkg.target``."""
+"""Finders and loaders of others, good and bad, for child processes of the tests. They act on ``pkg.target``."""
 
 import importlib.util
 import sys

@@ -6,8 +6,8 @@ from .._C import ops
 
 _NAMES = ("act", "wgt", "out", "qout", "ascales", "wscales", "oscales", "poolout", "lora_act_in", "lora_up",
           "lora_down", "lora_act_out", "norm_q", "norm_k", "rotary_emb", "bias", "smooth_factor", "out_vk",
-          "out_linearattn", "act_unsigned", "lora_scales", "fuse_silu", "fp4", "alpha", "wcscales", "out_q", "out_k", "out_v",
-          "attn_tokens")
+          "out_linearattn", "act_unsigned", "lora_scales", "fuse_silu", "fp4", "alpha", "wcscales", "out_q", "out_k",
+          "out_v", "attn_tokens")
 
 
 def svdq_gemm_w4a4_cuda(**given):
