@@ -19,11 +19,11 @@ _TOLD = "qpatch_told_of_merging"
 
 def for_plain_layers(patcher, patches, family) -> dict:
     """``patches`` without those of quantized layers; where any are left out, a line says so."""
-    quantized = _quantized(patcher)
+    model = models.diffusion_model(patcher.model)
     kept = {key: patch for key, patch in patches.items()
-            if not _belongs(key if isinstance(key, str) else key[0], quantized, family)}
+            if not _is_quantized(model, key if isinstance(key, str) else key[0], family)}
     if len(kept) < len(patches):
-        _tell_once(patcher, len(quantized))
+        _tell_once(patcher.model, model)
     return kept
 
 
@@ -31,16 +31,16 @@ def with_loras_as_comfyui_s(original):
     """``get_key_patches``: the weights of unquantized layers, with the LoRAs of this patcher and of no other."""
 
     def get_key_patches(self, *args, **kwargs):
-        quantized = _quantized(self) if models.family(self) else set()
-        if not quantized:
+        if models.family(self) is None:
             return original(self, *args, **kwargs)
+        model = models.diffusion_model(self.model)
         with running.turn(self):
             found = original(self, *args, **kwargs)
-            found = {key: patches for key, patches in found.items() if not _belongs(key, quantized)}
+            found = {key: patches for key, patches in found.items() if not _is_quantized(model, key)}
             if stack.of(self) is not None:
                 # A composed weight is rewritten when a strength changes; this one is to stay what it is.
                 found = {key: [(weight.clone(), convert), *rest] for key, ((weight, convert), *rest) in found.items()}
-        _tell_once(self, len(quantized))
+        _tell_once(self.model, model)
         return found
 
     return get_key_patches
@@ -55,8 +55,8 @@ def with_standing_loras(original):
         state.update((key, standing[key]) for key in list(state) if key in standing)
         if any(isinstance(patch[1], list) for patches in self.patches.values() for patch in patches):
             # What is read from a merged model is a difference, which a quantized layer does not have.
-            quantized = _quantized(self)
-            for key in [key for key in state if _belongs(key, quantized)]:
+            model = models.diffusion_model(self.model)
+            for key in [key for key in state if _is_quantized(model, key)]:
                 del state[key]
         return state
 
@@ -123,23 +123,25 @@ def telling_of_loras(original):
     return state_dict_for_saving
 
 
-def _quantized(patcher) -> set[str]:
-    """Names of the quantized layers under ``patcher``."""
-    model = models.diffusion_model(patcher.model)
-    return {name for name, module in model.named_modules() if hasattr(module, "qweight")}
-
-
-def _belongs(key: str, quantized: set[str], family=None) -> bool:
+def _is_quantized(model, key: str, family=None) -> bool:
     """Whether ``key`` of a state dict is part of a quantized layer, here or, given ``family``, unfused elsewhere."""
     stem = key.removeprefix(_PREFIX).rpartition(".")[0]
     place = family.find(stem) if family is not None else None
-    return stem in quantized or (place is not None and place[0] in quantized)
+    for name in (stem, place and place[0]):
+        try:
+            if name and hasattr(model.get_submodule(name), "qweight"):
+                return True
+        except AttributeError:
+            # It is in another model only.
+            pass
+    return False
 
 
-def _tell_once(patcher, count: int) -> None:
+def _tell_once(base, model) -> None:
     """One line for each model: merging nodes ask key by key."""
-    if _TOLD not in vars(patcher.model):
-        setattr(patcher.model, _TOLD, True)
-        log.warning(f"{count} quantized layers of {type(patcher.model).__name__} have no weight that could be merged, "
+    if _TOLD not in vars(base):
+        setattr(base, _TOLD, True)
+        count = sum(hasattr(module, "qweight") for module in model.modules())
+        log.warning(f"{count} quantized layers of {type(base).__name__} have no weight that could be merged, "
                     "subtracted or extracted: only the other layers take part (to make one file of LoRAs: "
                     "qpatch lora merge)")

@@ -163,3 +163,22 @@ def test_under_dynamic_vram_a_model_from_a_mapped_file_takes_and_gives_back_lora
     assert torch.equal(world.run(lazily, pair.inputs), base)
     now = lazily.model.diffusion_model.state_dict()
     assert all(torch.equal(effect._bits(now[key]), effect._bits(state[key])) for key in state)
+
+
+def test_model_patches_of_z_image_act_together_with_a_lora_and_may_load_models_in_the_middle_of_a_step(pairs):
+    import comfy.model_management as management
+
+    pair, file = pairs("z-image"), example("z-image")
+
+    def patch(arguments):
+        # Z-Image's ControlNet encodes its image in the first step, and loads again what was loaded.
+        management.load_models_gpu(management.loaded_models(only_currently_used=True))
+        return {"img": 0.9 * arguments["img"] + 0.3 * arguments["img"].roll(1, -1)}
+
+    patches = {"double_block": [patch], "noise_refiner": [patch]}
+    arguments = {**pair.inputs, "transformer_options": {"patches": patches}}
+    base, plain_base = world.run(pair.quantized, arguments), world.run(pair.plain, arguments)
+    assert not torch.allclose(base, pair.base, atol=1e-2)
+    got = world.run(load(pair.quantized, file, 0.02), arguments)
+    with effect.dense(pair.plain, [(file, 0.02)]):
+        assert effect.mismatch(got, base, world.run(pair.plain, arguments), plain_base) < TOLERANCE

@@ -82,6 +82,12 @@ class Walker(RuleBasedStateMachine):
             chosen[0].model.state_dict()
 
     @rule(chosen=patchers)
+    def ask_for_its_weights(self, chosen):
+        """As merging and extraction nodes do, whichever patcher is loaded."""
+        chosen[0].get_key_patches()
+        chosen[0].model_state_dict()
+
+    @rule(chosen=patchers)
     def detach(self, chosen):
         chosen[0].detach(unpatch_all=False)
         if self.loaded is not None and chosen[0] is self.loaded[0]:
@@ -97,5 +103,6 @@ class Walker(RuleBasedStateMachine):
 
     def teardown(self):
         lora.reset(self.twin.model)
-        self.loaded = None
+        # The machine still holds its patchers, one of which may be loaded.
+        self.unload_everything()
         assert self.pair.bare()
