@@ -27,7 +27,7 @@ class UserCases(Restoring):
         one, other = example(family, seed=1), example(family, "musubi", seed=2)
         patchers = [load(load(pair.quantized, first, a), second, b)
                     for first, a, second, b in ((one, 0.02, other, -0.01), (other, -0.01, one, 0.02))]
-        for patcher in (*patchers, *patchers):
+        for patcher in patchers:
             assert pair.error(patcher, [(one, 0.02), (other, -0.01)]) < TOLERANCE
 
     @pytest.mark.parametrize("family", FAMILIES)
@@ -55,7 +55,8 @@ class UserCases(Restoring):
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_chain_with_a_loader_at_strength_zero_in_it_is_the_chain_without(self, pairs, family):
         pair, file = pairs(family), example(family)
-        patcher = load(load(load(pair.quantized, example(family, seed=3), 0.0), file, 0.02), example(family, seed=4), 0.0)
+        none_before, none_after = example(family, seed=3), example(family, seed=4)
+        patcher = load(load(load(pair.quantized, none_before, 0.0), file, 0.02), none_after, 0.0)
         assert torch.equal(pair.run(patcher), pair.run(load(pair.quantized, file, 0.02)))
 
     @pytest.mark.parametrize("family", FAMILIES)
