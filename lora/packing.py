@@ -51,11 +51,8 @@ def pack_down(down: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     if rank % SIDE:
         down = torch.cat((down, down.new_zeros(padded(rank) - rank, channels)))
     index, lanes = _down_index(channels, down.device), _lanes(down, torch.int32)
-    if rank <= SIDE:
-        yield torch.index_select(lanes, 0, index).view(dtype).view(channels // SIDE, SIZE)
-        return
-    for part in lanes.split(SIDE * channels // 2):
-        yield torch.index_select(part, 0, index).view(dtype).view(channels // SIDE, SIZE)
+    for part in lanes.split(SIDE * channels // 2) if rank > SIDE else (lanes,):
+        yield torch.index_select(part, 0, index).view(channels // SIDE, SIZE // 2).view(dtype)
 
 
 def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
