@@ -10,12 +10,14 @@ import torch
 
 from . import adapters, families
 from .adapters import Adapter
+from .collecting import no_collections
 from .errors import IncompleteAdapter, LoraError, UnsupportedAdapter
 from .families import Family
 from .grouping import Grouping, overlaps
-from .keys import FLAGS, TEXT_ENCODER, Role, Target, split_suffix
+from .keys import FLAGS, TEXT_ENCODER, Target
 from .layer import Layer
 from .recognise import recognise
+from .roles import Role
 from .rules import Rules, adapter_config
 from .source import Source, open_source
 
@@ -60,7 +62,11 @@ def open_lora(source: str | PathLike | Mapping[str, torch.Tensor], *, name: str 
     model), :class:`ShapeError` (factors that do not fit each other), :class:`UnsupportedAdapter` (none
     of its layers can be applied). The data is not looked at: NaN and Inf are found by ``Adapter.delta``.
     """
-    opened = open_source(source, name)
+    with no_collections():
+        return _open(open_source(source, name), family, metadata_alpha, convention)
+
+
+def _open(opened: Source, family: Family | str | None, metadata_alpha: bool, convention: str) -> LoraFile:
     flags = sorted(key for key in opened.entries if key in FLAGS)
     keys = [key for key in opened.entries if key not in FLAGS]
     wanted = None if family is None else families.get(family)
@@ -92,16 +98,11 @@ def _fill(file: LoraFile, source: Source, grouping: Grouping, rules: Rules):
             file.skipped += [(key, error.problem) for key in keys.values()]
     for target, reason in overlaps(file.family, file.layers).items():
         file.skipped += [(key, reason) for key in file.layers.pop(target).keys.values()]
-    file.strays = _strays(source, grouping.unknown, rules)
+    file.strays = _strays(source, grouping.strays, rules)
     _refuse_if_nothing_left(file)
 
 
-def _strays(source: Source, unknown: list[tuple[str, str]], rules: Rules) -> list[Adapter]:
-    layers: dict[str, dict[Role, str]] = {}
-    for key, _ in unknown:
-        split = split_suffix(key)
-        if split is not None:
-            layers.setdefault(split[0], {})[split[1]] = key
+def _strays(source: Source, layers: dict[str, dict[Role, str]], rules: Rules) -> list[Adapter]:
     found = []
     for stem, keys in layers.items():
         try:

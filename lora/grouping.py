@@ -18,7 +18,7 @@ class Grouping:
     """The keys of a file, sorted.
 
     ``layers`` is target -> role -> key; ``skipped``, ``unknown`` and ``texts`` (of text encoders) hold the rest,
-    as in :class:`LoraFile`.
+    as in :class:`LoraFile`. ``strays`` is module name -> role -> key of those that are unknown by their name alone.
     """
 
     def __init__(self, source: Source, resolver: Resolver, keys: Iterable[str]):
@@ -26,6 +26,7 @@ class Grouping:
         self.skipped: list[tuple[str, str]] = []
         self.unknown: list[tuple[str, str]] = []
         self.texts: list[str] = []
+        self.strays: dict[str, dict[Role, str]] = {}
         self._source = source
         self._nearest = Nearest([resolver.family])
         for key in keys:
@@ -37,7 +38,9 @@ class Grouping:
             self.texts.append(resolved.key)
             self.skipped.append((resolved.key, resolved.skipped))
         elif resolved.unknown is not None:
-            self.unknown.append((resolved.key, self._nearest(resolved.key)))
+            self.unknown.append((resolved.key, self._nearest(resolved)))
+            if resolved.role is not None:
+                self.strays.setdefault(resolved.stem, {})[resolved.role] = resolved.key
         else:
             layer = self.layers.setdefault(resolved.target, {})
             if resolved.role in layer:

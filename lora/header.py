@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,8 +164,15 @@ def _metadata(name, table):
     raise FileError("the metadata is not a table of texts", file=name, key="__metadata__")
 
 
-def _whole(value):
-    return type(value) is int and 0 <= value < 2**63
+def _whole(values) -> bool:
+    """Whether ``values`` is a list of non-negative numbers that fit 64 bits."""
+    if type(values) is not list:
+        return False
+    for value in values:
+        # A bool is an int too.
+        if type(value) is not int or not 0 <= value < 2**63:
+            return False
+    return True
 
 
 def _entry(name, key, entry):
@@ -175,28 +183,26 @@ def _entry(name, key, entry):
     if not isinstance(dtype, str) or dtype not in BITS:
         raise FileError("unknown dtype tag", file=name, key=key, expected="one of " + ", ".join(BITS),
                         found=str(dtype)[:40])
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_whole, shape)):
+    if not _whole(shape) or len(shape) > MAX_DIMENSIONS:
         raise FileError("the shape is not a short list of non-negative numbers", file=name, key=key,
                         found=str(shape)[:80])
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_whole, offsets)):
+    if not _whole(offsets) or len(offsets) != 2:
         raise FileError("the data offsets are malformed", file=name, key=key, found=str(offsets)[:80])
-    return Entry(dtype, tuple(shape), *offsets)
+    return Entry(dtype, tuple(shape), offsets[0], offsets[1])
 
 
 def _check_layout(name, entries, data_size):
     """Each tensor has as many bytes as its shape needs; together they fill the data without gap or overlap."""
     position = 0
-    for key, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-        bits = BITS[entry.dtype]
-        for extent in entry.shape:
-            bits *= extent
-        if bits != 8 * (entry.end - entry.begin):
-            raise FileError(f"shape and bytes disagree: {entry.dtype} {list(entry.shape)}", file=name, key=key,
-                            expected=f"{-(-bits // 8)} bytes", found=f"{entry.end - entry.begin}")
-        if entry.begin != position:
+    for key, (dtype, shape, begin, end) in sorted(entries.items(), key=lambda item: item[1][2:]):
+        bits = math.prod(shape, start=BITS[dtype])
+        if bits != 8 * (end - begin):
+            raise FileError(f"shape and bytes disagree: {dtype} {list(shape)}", file=name, key=key,
+                            expected=f"{-(-bits // 8)} bytes", found=f"{end - begin}")
+        if begin != position:
             raise FileError("the data offsets leave a gap or overlap", file=name, key=key,
-                            expected=f"begin at {position}", found=entry.begin)
-        position = entry.end
+                            expected=f"begin at {position}", found=begin)
+        position = end
         if position > data_size:
             raise FileError("the file is truncated: it ends before the data of this key", file=name, key=key,
                             expected=f"at least {position} bytes of data", found=data_size)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from .errors import FileError, NonFiniteError, ShapeError
-from .keys import INTERLEAVED, Role, Target
+from .keys import Role, Target
 from .rules import Rules
 from .source import Source
+from .suffixes import INTERLEAVED
 
 _FACTOR_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 _FP8 = frozenset({"F8_E4M3", "F8_E5M2"})

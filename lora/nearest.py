@@ -6,8 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from . import keys
 from .families import Family, foreign
+from .keys import Resolved
+from .roles import Role
 
 #: So many different names are compared; files with more unknown ones get the plain reason for the rest.
 LIMIT = 64
@@ -23,25 +24,26 @@ class Nearest:
 
     def __init__(self, candidates: Iterable[Family]):
         self._flat = {_flatten(name): name for family in candidates for name in family.spellings()}
-        self._reasons: dict[str, str] = {}
+        self._reasons: dict[tuple[str, Role | None], str] = {}
 
-    def __call__(self, key: str) -> str:
-        """The reason for ``key``, in words."""
-        split = keys.split_suffix(key)
-        name = key if split is None else keys.strip_prefix(split[0])
-        numbers = _NUMBER.findall(name)
-        pattern = _NUMBER.sub("#", name) + ("" if split is None else split[1])
+    def __call__(self, resolved: Resolved) -> str:
+        """The reason why a key, as it was ``resolved``, maps nowhere, in words."""
+        name = resolved.stem if resolved.role else resolved.key
+        pattern = _NUMBER.sub("#", name), resolved.role
         reason = self._reasons.get(pattern)
         if reason is None:
-            reason = self._reason(name, split)
+            reason = self._reason(name, resolved.role)
             if len(self._reasons) < LIMIT:
                 self._reasons[pattern] = reason
-        return reason.replace("#", numbers[0] if numbers else "N", 1)
+        if "#" not in reason:
+            return reason
+        number = _NUMBER.search(name)
+        return reason.replace("#", number.group() if number else "N", 1)
 
-    def _reason(self, name, split) -> str:
-        if split is None or _ADAPTER_WORD.search(name):
+    def _reason(self, name, role) -> str:
+        if role is None or _ADAPTER_WORD.search(name):
             return f"its ending is none that an adapter has{self._suggest(_ADAPTER_WORD.sub('', name))}"
-        if split[1] is keys.Role.ia3_weight:
+        if role is Role.ia3_weight:
             return "a plain weight: this part of the file is a model, not a LoRA"
         other = foreign.recognise(name)
         if other is not None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from .errors import FileError, UnknownFamily
 from .families import FAMILIES, Family, foreign
-from .keys import Resolver, split_suffix
+from .keys import Resolved, Resolver, split_suffix
 
 #: Keys shown in a message about a file that is not understood, and looked at to say what it is.
 _SAMPLES, _LOOKED_AT = 3, 500
@@ -20,7 +20,7 @@ def recognise(name: str, keys: list[str], wanted: Family | None) -> Resolver | N
     """
     if not keys:
         raise FileError("the file holds no tensors", file=name)
-    best = _best_match(keys, [wanted] if wanted else FAMILIES.values())
+    best = _best_match(keys, [wanted] if wanted else FAMILIES.values(), {})
     if best.texts == len(keys):
         return None
     # FLUX names its attention layers as Qwen-Image does, and they have the same size.
@@ -32,10 +32,10 @@ def recognise(name: str, keys: list[str], wanted: Family | None) -> Resolver | N
     return best.resolver
 
 
-def _best_match(keys, candidates) -> _Match:
+def _best_match(keys, candidates, keys_read) -> _Match:
     best = None
     for family in candidates:
-        match = _Match(family, keys)
+        match = _Match(family, keys, keys_read)
         if not match.strange:
             return match
         if best is None or match.known > best.known:
@@ -46,8 +46,8 @@ def _best_match(keys, candidates) -> _Match:
 class _Match:
     """How well ``keys`` fit a family: ``known`` keys, ``texts`` of text encoders, ``strange`` module names."""
 
-    def __init__(self, family: Family, keys: list[str]):
-        self.resolver = Resolver(family)
+    def __init__(self, family: Family, keys: list[str], keys_read: dict[str, Resolved]):
+        self.resolver = Resolver(family, keys_read)
         self.known = self.texts = 0
         self.strange: list[str] = []
         for resolved in map(self.resolver, keys):
@@ -72,7 +72,7 @@ def _mismatch(name, found: str, wanted: Family | None) -> UnknownFamily:
 
 def _nothing_known(name, keys, wanted: Family | None) -> UnknownFamily:
     for family in FAMILIES.values():
-        if family is not wanted and _Match(family, keys[:_LOOKED_AT]).known:
+        if family is not wanted and _Match(family, keys[:_LOOKED_AT], {}).known:
             return _mismatch(name, family.title, wanted)
     titles = " or ".join(family.title for family in ([wanted] if wanted else FAMILIES.values()))
     problem = f"none of its {len(keys)} keys names a layer of {titles}"

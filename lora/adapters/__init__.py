@@ -1,12 +1,13 @@
 """One file per kind of adapter; which kind a layer is follows from the roles of its keys.
 
 To add a kind: a subclass of :class:`Adapter` with its roles, its size check and its change, and its
-place in ``KINDS``; its suffixes go into keys.py.
+place in ``KINDS``; its roles go into roles.py, its suffixes into suffixes.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from ..errors import FileError, IncompleteAdapter, UnsupportedAdapter
 from ..keys import Role, Target
@@ -47,10 +48,9 @@ def from_layer(layer: Layer) -> Adapter:
     Raises :class:`IncompleteAdapter` or :class:`UnsupportedAdapter` for a layer that is to be left out,
     :class:`FileError` or :class:`ShapeError` for one that contradicts itself.
     """
-    for role in layer.keys:
-        if role in UNSUPPORTED:
-            raise layer.refuse(UnsupportedAdapter, f"{role}: {UNSUPPORTED[role]}", role)
-    kinds = dict.fromkeys(_KIND_OF[role] for role in layer.keys if role in _KIND_OF)
+    unsupported, kinds = _sorted(tuple(layer.keys))
+    if unsupported is not None:
+        raise layer.refuse(UnsupportedAdapter, f"{unsupported}: {UNSUPPORTED[unsupported]}", unsupported)
     if len(kinds) > 1:
         raise layer.refuse(FileError, "the layer holds several adapters: " + ", ".join(kind.kind for kind in kinds))
     for kind in kinds:
@@ -60,6 +60,13 @@ def from_layer(layer: Layer) -> Adapter:
     if Bias.marks & layer.keys.keys():
         return Bias(layer)
     raise layer.refuse(IncompleteAdapter, f"{', '.join(sorted(layer.keys))} without an adapter")
+
+
+@lru_cache(maxsize=256)
+def _sorted(roles: tuple[Role, ...]) -> tuple[Role | None, list[type[Adapter]]]:
+    """(a role that is not supported or None, the kinds that the others mark); of few different sets of roles in a file."""
+    unsupported = next((role for role in roles if role in UNSUPPORTED), None)
+    return unsupported, list(dict.fromkeys(_KIND_OF[role] for role in roles if role in _KIND_OF))
 
 
 def build(target: Target, tensors: Mapping[Role, object], *, alpha: float | None = None, file: str = "<dict>",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import torch
@@ -114,14 +114,21 @@ class Adapter(abc.ABC):
         return "the layer has another size: the file was made for another model, or another variant of this one"
 
     def _check_roles(self):
-        missing = self.needs - self.keys.keys()
+        found = self._misfit_of_roles(tuple(self.keys))
+        if found is not None:
+            problem, role = found
+            raise self.layer.refuse(IncompleteAdapter, problem, role)
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def _misfit_of_roles(cls, roles: tuple[Role, ...]) -> tuple[str, Role] | None:
+        """(problem, role at fault) of a layer with these roles. Layers of a file have few different sets of them."""
+        missing = cls.needs - set(roles)
         if missing:
-            have = next(role for role in self.keys if role in self.marks)
-            raise self.layer.refuse(IncompleteAdapter, f"{have} without {', '.join(sorted(missing))}", have)
-        strange = self.keys.keys() - self.needs - self.marks - self.takes - _SHARED
-        if strange:
-            raise self.layer.refuse(IncompleteAdapter, f"{sorted(strange)[0]} has no meaning beside {self.kind}",
-                                    sorted(strange)[0])
+            have = next(role for role in roles if role in cls.marks)
+            return f"{have} without {', '.join(sorted(missing))}", have
+        strange = sorted(set(roles) - cls.needs - cls.marks - cls.takes - _SHARED)
+        return (f"{strange[0]} has no meaning beside {cls.kind}", strange[0]) if strange else None
 
     def _same_rank(self, first: Role, one: int, second: Role, other: int):
         """Raise :class:`ShapeError` where the inner extents of two factors that are multiplied differ."""

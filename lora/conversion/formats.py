@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..families import Family
-from ..keys import INTERLEAVED, Role, Target
+from ..keys import Role, Target
+from ..suffixes import INTERLEAVED
 
 #: Names in diffusers, where they are not those of ComfyUI.
 DIFFUSERS = {

@@ -1,5 +1,6 @@
 """Opening files: what becomes a layer, with which scale, and what is left out and why."""
 
+import gc
 import json
 import re
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from qpatch.lora import families
-from qpatch.lora.errors import FileError, UnknownFamily, UnsupportedAdapter
+from qpatch.lora.errors import FileError, LoraError, UnknownFamily, UnsupportedAdapter
 from qpatch.lora.files import open_lora
 from qpatch.lora.keys import Target
 
@@ -340,3 +341,17 @@ def test_unsupported_kinds_are_skipped_with_the_reason():
 def test_an_unknown_convention_is_a_value_error():
     with pytest.raises(ValueError, match="comfyui"):
         open_lora(pair(), convention="mine")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(on):
+    before = gc.isenabled()
+    (gc.enable if on else gc.disable)()
+    try:
+        open_lora(pair())
+        assert gc.isenabled() is on
+        with pytest.raises(LoraError):
+            open_lora({})
+        assert gc.isenabled() is on
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qpatch.lora import families
-from qpatch.lora.keys import Resolver, Role, Target, resolve
+from qpatch.lora.keys import Resolver, Role, Target, read, resolve
 from qpatch.lora.nearest import LIMIT, Nearest
 
 FIXTURES = [line.split(" => ") for line in Path(__file__).with_name("fixtures_keys.txt").read_text().splitlines()]
@@ -173,8 +173,8 @@ def test_thousands_of_unknown_names_are_compared_a_bounded_number_of_times(monke
     monkeypatch.setattr(difflib, "get_close_matches", lambda name, *rest, **options: compared.append(name) or [])
     nearest = Nearest(families.FAMILIES.values())
     for index in range(5000):
-        assert nearest(f"block{index}.something.lora_A.weight")
-        assert nearest(f"layers.{index}.something.lora_A.weight")
+        assert nearest(read(f"block{index}.something.lora_A.weight"))
+        assert nearest(read(f"layers.{index}.something.lora_A.weight"))
     assert len(compared) == LIMIT
 
 
@@ -182,5 +182,5 @@ def test_thousands_of_unknown_names_are_compared_a_bounded_number_of_times(monke
 def test_any_text_as_a_key_is_answered(text):
     for family in families.FAMILIES.values():
         resolved = Resolver(family)(text)
-        assert (resolved.target is None) == (resolved.role is None)
+        assert resolved.target is None or resolved.role is not None
         assert resolved.target is not None or resolved.unknown is not None or resolved.skipped is not None
