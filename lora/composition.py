@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from .errors import PlanError
+from .errors import NonFiniteError, PlanError
 from .modules.offload import changes_in_buffers, followers
 from .placement import locate
 from .report import Report
@@ -67,7 +67,10 @@ def rescale(state: State, strengths: Sequence[float]) -> None:
             name = composition.loras[min(change.fixed & changed)].name
             raise PlanError(f"{name} is worked out for its strength in this layer (it depends on the base weight, or was "
                             "compressed); compose again for another one", key=change.path)
-    writers = _writers(composition, strengths, changed)
+    try:
+        writers = _writers(composition, strengths, changed)
+    except NonFiniteError as error:
+        raise error.naming(", ".join(composition.loras[number].name for number in sorted(changed)))
     try:
         for write in writers:
             write()

@@ -19,6 +19,14 @@ class LoraError(Exception):
         self.file, self.key, self.expected, self.found = file, key, expected, found
         super().__init__(self._message())
 
+    def naming(self, file: str, key: str | None = None) -> LoraError:
+        """This error, of something that knew its module only, with the file (and the key in it) that is at fault."""
+        if key is not None and self.key is not None:
+            self.problem += f", in {self.key}"
+        self.file, self.key = file, key or self.key
+        self.args = (self._message(),)
+        return self
+
     def _message(self) -> str:
         where = ": ".join(printable(str(part)) for part in (self.file, self.key) if part is not None)
         text = f"{where}: {self.problem}" if where else self.problem

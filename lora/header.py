@@ -149,7 +149,11 @@ def _object(name, raw):
         return table
 
     try:
-        return json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=_no_constant)
+        table = json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=_no_constant)
+        if rb"\u" in raw:
+            # Half of a surrogate pair, which JSON can spell: no text that could be printed or written.
+            json.dumps(table, ensure_ascii=False).encode("utf-8")
+        return table
     except (ValueError, RecursionError) as error:
         raise FileError(f"the header is not the JSON of a safetensors file: {error}", file=name) from error
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .errors import NonFiniteError
 from .structured import Kronecker, Structured, working
 from .terms import Term
 
@@ -42,6 +43,7 @@ def norm(change: Change) -> float:
     if isinstance(change, Kronecker):
         w1, w2 = change.matrices()
         return abs(change.scale) * _frobenius(w1) * _frobenius(w2)
+    change = cheapest(change)
     if isinstance(change, (torch.Tensor, Structured)):
         return math.sqrt(_Rows(change).energy())
     if not change:
@@ -50,6 +52,14 @@ def norm(change: Change) -> float:
     # ||U D||^2 = trace(D^T U^T U D) = sum of (U^T U) * (D D^T)
     energy = ((up.T @ up).double() * (down @ down.T).double()).sum().item()
     return math.sqrt(max(energy, 0.0))
+
+
+def cheapest(change: Change) -> Change:
+    """A structured change as terms where Gram matrices of these take less time than its rows."""
+    if not isinstance(change, Structured):
+        return change
+    (out, inp), rank = change.shape, change.exact_rank
+    return change.terms() if (out + inp) * rank**2 < out * inp else change
 
 
 def stack(terms: Sequence[Term]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,7 +84,7 @@ def compress(terms: Sequence[Term], max_rank: int) -> tuple[tuple[Term, ...], fl
         return _truncate_rows(_Rows(terms), max_rank)
     basis_up, core_up = torch.linalg.qr(up)
     basis_down, core_down = torch.linalg.qr(down.T)
-    left, values, right = torch.linalg.svd(core_up @ core_down.T, full_matrices=False)
+    left, values, right = torch.linalg.svd(_finite(core_up @ core_down.T), full_matrices=False)
     kept = values[:max_rank]
     term = Term(basis_up @ (left[:, :max_rank] * kept), right[:max_rank] @ basis_down.T)
     return (term,), _ratio(values[max_rank:].double().square().sum().item(), values.double().square().sum().item())
@@ -135,15 +145,22 @@ def _leading(view: _Rows, count: int) -> tuple[torch.Tensor, torch.Tensor, torch
     once) and the SVD of D projected on the subspace found.
     """
     if min(view.shape) <= max(FULL_SVD, 2 * count):
-        left, values, right = torch.linalg.svd(view.rows(0, view.shape[0]), full_matrices=False)
+        left, values, right = torch.linalg.svd(_finite(view.rows(0, view.shape[0])), full_matrices=False)
     else:
         generator = torch.Generator().manual_seed(0)
         basis = torch.randn(view.shape[1], count + _OVERSAMPLING, generator=generator, dtype=view.dtype).to(view.device)
         for _ in range(_ITERATIONS):
-            basis = torch.linalg.qr(view.gram_times(basis)).Q
+            basis = torch.linalg.qr(_finite(view.gram_times(basis))).Q
         left, values, right = torch.linalg.svd(view.times(basis), full_matrices=False)
         right = right @ basis.T
     return left[:, :count], values[:count], right[:count]
+
+
+def _finite(product: torch.Tensor) -> torch.Tensor:
+    """``product``, or :class:`NonFiniteError`: finite factors may have products that no float32 can hold."""
+    if not torch.isfinite(product).all():
+        raise NonFiniteError(f"the change is too large for {str(product.dtype).removeprefix('torch.')}")
+    return product
 
 
 def _ratio(dropped: float, total: float) -> float:

@@ -13,6 +13,9 @@ from .roles import Role
 #: So many different names are compared; files with more unknown ones get the plain reason for the rest.
 LIMIT = 64
 
+#: Longer names are none that was misspelled; comparing takes time with the square of the length.
+_LONGEST = 200
+
 #: A last component that means an adapter's tensor, but none that is known.
 _ADAPTER_WORD = re.compile(r"\.(lora|lokr|hada|oft|boft|ia3|vera|hra)_[^.]*$")
 _NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")
@@ -51,7 +54,7 @@ class Nearest:
         return f"no layer has this name{self._suggest(name)}"
 
     def _suggest(self, name: str) -> str:
-        if len(self._reasons) >= LIMIT:
+        if len(self._reasons) >= LIMIT or len(name) > _LONGEST:
             return ""
         flat = _flatten(_NUMBER.sub("#", name, count=1))
         close = difflib.get_close_matches(flat, self._flat, n=1, cutoff=0.6)

@@ -7,7 +7,8 @@ every layer of every file has its places, or a reason why not.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -15,7 +16,7 @@ from torch import nn
 from . import mapping, reading
 from .composition import entry, number, rescale, swap
 from .coverage import Coverage
-from .errors import LoraError, PlanError, UnsupportedAdapter
+from .errors import LoraError, NonFiniteError, PlanError, UnsupportedAdapter
 from .modules import Draft, Part, Site
 from .modules.offload import align, aligned
 from .placement import LeaveOut, Places, locate
@@ -81,7 +82,8 @@ class Plan:
             ranks = align(self.root, drafts, strengths, self.max_rank)
             steps.total = steps.done + len(drafts)
             for path, draft in drafts.items():
-                changes.append(draft.build(ranks.get(path)))
+                with self._blaming(path):
+                    changes.append(draft.build(ranks.get(path)))
                 steps.step()
         self._report(drafts)
         reports = [coverage.report for coverage in self.coverages]
@@ -90,14 +92,26 @@ class Plan:
     def _drafts(self, strengths, steps: Steps) -> dict[str, Draft]:
         drafts: dict[str, Draft] = {}
         for path, (site, parts) in self.sites.items():
-            try:
-                drafts[path] = site.draft(parts, strengths, self.max_rank)
-            except UnsupportedAdapter as error:
-                rest = self._without_base(parts, error)
-                if rest:
-                    drafts[path] = site.draft(rest, strengths, self.max_rank)
+            with self._blaming(path):
+                try:
+                    drafts[path] = site.draft(parts, strengths, self.max_rank)
+                except UnsupportedAdapter as error:
+                    rest = self._without_base(parts, error)
+                    if rest:
+                        drafts[path] = site.draft(rest, strengths, self.max_rank)
             steps.step()
         return drafts
+
+    @contextmanager
+    def _blaming(self, path: str) -> Iterator[None]:
+        """A value that a module cannot hold names the files that meet in it, and the key of the first."""
+        try:
+            yield
+        except NonFiniteError as error:
+            _, parts = self.sites.get(path, (None, ()))
+            if error.file is None and parts:
+                error.naming(", ".join(dict.fromkeys(part.file for part in parts)), parts[0].key)
+            raise
 
     def _without_base(self, parts: list[Part], error: UnsupportedAdapter) -> list[Part]:
         """The parts that do not need the base weight, which this module cannot give; the others become misses."""

@@ -121,6 +121,7 @@ def _placed(target: Target, adapter: Adapter, places: Places, number: int, cover
     found = []
     try:
         where = places.find(target, adapter.shape)
+        _check_size(where, adapter)
         delta = adapter.delta()
         for place in where:
             change = _fitting(place, place.cut(delta), adapter, coverage)
@@ -139,6 +140,19 @@ def _placed(target: Target, adapter: Adapter, places: Places, number: int, cover
     if found:
         coverage.apply(target)
     return found
+
+
+def _check_size(where: list[Place], adapter: Adapter) -> None:
+    """Raise :class:`ShapeError` for an adapter that has no size of its own, such as a rotation, but does not fit."""
+    if adapter.shape is not None or adapter.kind == "bias" or where[0].columns is not None:
+        return
+    out, inp = sum(place.rows.stop - place.rows.start for place in where), where[0].site.inp
+    if inp is None:
+        reason = f"{adapter.kind} changes a matrix, and this layer is a vector"
+    else:
+        reason = adapter.misfit(out, inp)
+    if reason is not None:
+        raise ShapeError(reason, file=adapter.file, key=adapter.key)
 
 
 def _misfit(error: ShapeError, adapter: Adapter) -> ShapeError:

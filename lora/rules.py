@@ -33,6 +33,13 @@ class AdapterConfig:
         return _of_module(stem, self.alpha_pattern, self.alpha)
 
 
+#: A file's own regex can be made to take for ever: one with more, or nested, repeats than a list of modules needs counts as
+#: one that does not fit, and so does a name of more characters than any module has.
+_MOST_REPEATS, _LONGEST_NAME = 2, 120
+_REPEATS = re.compile(r"[*+{]")
+_NESTED = re.compile(r"\)[*+{]")
+
+
 def _of_module(stem, patterns, default):
     """The value of the first pattern that fits: PEFT takes it for the end of the module's name, or a regex of it."""
     for pattern, value in patterns.items():
@@ -42,9 +49,11 @@ def _of_module(stem, patterns, default):
 
 
 def _matches(pattern, stem):
+    if len(stem) > _LONGEST_NAME or len(_REPEATS.findall(pattern)) > _MOST_REPEATS or _NESTED.search(pattern):
+        return False
     try:
         return re.fullmatch(rf"(.*\.)?({pattern})", stem) is not None
-    except re.error:
+    except (re.error, RecursionError, OverflowError):
         return False
 
 
@@ -52,7 +61,7 @@ def adapter_config(metadata: Mapping[str, str]) -> AdapterConfig | None:
     """The configuration in ``lora_adapter_metadata`` (JSON, keys "transformer.<name>"), or None."""
     try:
         table = json.loads(metadata.get("lora_adapter_metadata", ""))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(table, dict):
         return None
@@ -68,7 +77,11 @@ def adapter_config(metadata: Mapping[str, str]) -> AdapterConfig | None:
 
 
 def _number(value):
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+    try:
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+    except OverflowError:
+        # JSON has whole numbers beyond any float.
+        return None
 
 
 def _numbers(table):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import ClassVar
@@ -19,6 +20,10 @@ from .dora import decompose, magnitude_axis
 #: Up to this rank the exact factors of a structured change are given as terms; beyond it the
 #: change stays as it is, and whoever places it truncates it to the user's budget.
 SMALL_RANK = 128
+
+#: Elements of a layer, more than three times those of the largest one of any known model. Small factors can multiply
+#: to a matrix that fits no memory.
+LARGEST = 2**28
 
 _SHARED = frozenset({Role.alpha, Role.scale, Role.diff_b, Role.b_norm, Role.up_bias})
 
@@ -46,6 +51,8 @@ class Adapter(abc.ABC):
         self._check_roles()
         layer.check_dtypes()
         self.shape: tuple[int, ...] | None = self._measure()
+        if self.shape is not None and math.prod(self.shape) > LARGEST:
+            raise layer.refuse(ShapeError, "no layer is so large", found=list(self.shape))
         self._check_bias()
         if Role.dora in layer:
             magnitude_axis(layer, self.shape)

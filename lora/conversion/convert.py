@@ -42,6 +42,8 @@ def convert(file: LoraFile, format: Format, *, max_rank: int | None = None, dtyp
             if not drop:
                 raise
             result.left_out.append((adapter.key, error.problem))
+        except LoraError as error:
+            raise error if error.file is not None else error.naming(file.name, adapter.key)
     finish(result, entries, dtype)
     result.keep_text_encoders(file)
     step = {"tool": "convert", "to": format.name, "rank": max_rank, "error": result.error}

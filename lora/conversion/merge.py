@@ -41,6 +41,9 @@ def merge(files: Sequence[tuple[LoraFile, float]], format: Format, *, max_rank: 
             if not drop:
                 raise
             result.left_out.append((error.key, error.problem))
+        except LoraError as error:
+            adapter, _ = layer.adapters[0]
+            raise error if error.file is not None else error.naming(adapter.file, adapter.key)
     finish(result, entries, dtype)
     _text_encoders(result, files)
     step = {"tool": "merge", "to": format.name, "rank": max_rank, "error": result.error}

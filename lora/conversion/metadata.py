@@ -31,7 +31,7 @@ def provenance(sources: Sequence[tuple[LoraFile, float]], step: Mapping, format:
 def _history(metadata: Mapping[str, str]) -> list:
     try:
         found = json.loads(metadata.get(f"{OURS}history", "[]"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return found if isinstance(found, list) else []
 

@@ -76,7 +76,7 @@ def _norms(adapter: Adapter, reader: FileSource, parts: int, space: Workspace) -
     delta = adapter.delta()
     if delta.rebase is not None or delta.replace is not None:
         return [None] * parts, _BASE
-    change = delta.terms if delta.dense is None else delta.dense
+    change = delta.terms if delta.dense is None else lowrank.cheapest(delta.dense)
     return ([lowrank.norm(change)] if parts == 1 else _by_rows(change, adapter.shape[0], parts, space)), note
 
 
@@ -163,4 +163,7 @@ def _by_rows(change, rows: int, parts: int, space: Workspace) -> list[float]:
 
 
 def _energy(block: torch.Tensor) -> float:
+    if block.element_size() == 1:
+        # torch knows no sums of fp8.
+        block = block.bfloat16()
     return torch.linalg.vector_norm(block, dtype=torch.float64).item() ** 2

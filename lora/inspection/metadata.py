@@ -75,7 +75,7 @@ def parsed(text: str | None):
     """JSON inside of a metadata value, or None."""
     try:
         return json.loads(text or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
