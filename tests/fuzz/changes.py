@@ -8,7 +8,8 @@ import torch
 from hypothesis import strategies as st
 
 from qpatch.lora.header import BITS
-from qpatch.lora.keys import DOTTED_PREFIXES, FLAT_PREFIXES, SUFFIXES
+from qpatch.lora.keys import DOTTED_PREFIXES, FLAT_PREFIXES
+from qpatch.lora.suffixes import SUFFIXES
 
 from .tensors import DTYPES, SPELLINGS, Contents, Stored, example
 
