@@ -40,7 +40,11 @@ def publish(out: str | os.PathLike, write: Callable[[Path], None], *, inputs: It
     Whatever ``write`` raises, or an interrupt, leaves nothing behind and an old file as it was.
     """
     path = check(out, inputs, force)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except OSError as error:
+        # Its own message names a file that nobody has asked for.
+        raise type(error)(f"no file can be made in {path.parent}: {error.strerror}") from error
     os.close(handle)
     temporary = Path(name)
     try:

@@ -29,6 +29,7 @@ class Entry:
     ``tensors``  role -> tensor, without alpha.
     ``scale``    of ``up @ down``; for other kinds 1, and ``alpha`` is written as the file had it.
     ``norm``     of the change, where it was needed; ``error``: norm of what an approximation left out.
+    ``rounded``  whether the factors are products of other factors, rounded to float32.
     """
 
     target: Target
@@ -38,6 +39,7 @@ class Entry:
     alpha: float | None = None
     norm: float | None = None
     error: float = 0.0
+    rounded: bool = False
 
     @property
     def rank(self) -> int:
@@ -69,6 +71,7 @@ def entry_of(adapter: Adapter, format: Format, max_rank: int | None = None) -> E
         raise refusal(adapter, f"{kind_of(adapter)} without a small exact rank cannot be held by the {format.name}"
                                " format; --rank N writes its best approximation of rank N")
     _add_bias(entry, delta.bias)
+    entry.rounded = adapter.kind != _PLAIN
     return entry
 
 

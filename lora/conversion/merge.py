@@ -29,6 +29,8 @@ def merge(files: Sequence[tuple[LoraFile, float]], format: Format, *, max_rank: 
     product. Options as for :func:`convert`. Raises :class:`LoraError`, also where a change depends on the base weight.
     """
     family = one_family([file for file, _ in files])
+    if not any(strength for _, strength in files):
+        raise LoraError("every strength is 0: there is nothing to merge")
     modules = {target.module for file, _ in files for target in file.layers}
     apart = {module for module in modules if not format.keeps(family.module(module).name)}
     result = Result(family, format, left_out=[entry for file, _ in files for entry in _left_out(file)])
@@ -64,6 +66,7 @@ def _entry(target: Target, layer: Layer, format: Format, max_rank: int | None) -
         raise _refusal(adapter, f"{target} has no small exact rank; --rank N merges its best approximation of rank N")
     else:
         entry = _difference(target, layer)
+    entry.rounded = entry.kind == "lora" and any(one.kind != "lora" for one, _ in layer.adapters)
     if layer.bias is not None:
         entry.tensors[Role.diff_b] = layer.bias.float()
     if not format.holds(entry.kind) or format.diffusers and Role.diff_b in entry.tensors:

@@ -43,7 +43,7 @@ def split(entry: Entry, family: Family) -> list[Entry]:
     for number, target in enumerate(targets):
         tensors = {role: _block(tensor, number, len(targets)) if role in rows else tensor
                    for role, tensor in entry.tensors.items()}
-        piece = Entry(target, entry.kind, tensors, entry.scale, entry.alpha)
+        piece = Entry(target, entry.kind, tensors, entry.scale, entry.alpha, rounded=entry.rounded)
         if entry.kind == "lora" and magnitude is None:
             _drop_zero_columns(piece)
         if first is None or _says_something(piece):
@@ -106,7 +106,7 @@ def _fused(target: Target, family: Family, given: dict[str, Entry]) -> Entry:
         if len({entry.scale for entry in factors}) > 1:
             for entry in factors:
                 fold(entry)
-        result.scale = factors[0].scale
+        result.scale, result.rounded = factors[0].scale, any(entry.rounded for entry in factors)
         tensors[Role.down], tensors[Role.up] = _blocks(order, factors)
         known = [entry.norm for entry in factors if entry.norm is not None]
         if known:

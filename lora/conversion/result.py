@@ -26,6 +26,7 @@ from .formats import Format
 class Result:
     """``errors``: relative error of each layer that is not exact; ``error``: of all layers together.
 
+    ``rounded``: whether some factors are products that were rounded to float32, which the errors do not count.
     ``left_out``: (key, reason) of what the file holds and the output does not. ``layers``: how many are written.
     """
 
@@ -36,6 +37,7 @@ class Result:
     layers: int = 0
     errors: dict[Target, float] = field(default_factory=dict)
     error: float = 0.0
+    rounded: bool = False
     left_out: list[tuple[str, str]] = field(default_factory=list)
     text_encoder_keys: int = 0
 
@@ -70,6 +72,7 @@ class Result:
 
     def measure(self, entries: Sequence[Entry]) -> None:
         """Set the errors. Norms of exact layers are only computed where some layer is not exact."""
+        self.rounded = any(entry.rounded for entry in entries)
         inexact = [entry for entry in entries if entry.error]
         if not inexact:
             return

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..inspection import Survey
 from ..inspection.chart import chart
 from ..printable import printable
-from ..publish import publish
+from .. import publish
 
 FORMATS = (".png", ".svg", ".html", ".txt")
 
@@ -21,15 +23,24 @@ def draw(survey: Survey, out: str | os.PathLike, *, theme: str = "light", force:
     is nothing to draw, ``FileExistsError``, and ``ModuleNotFoundError`` without matplotlib.
     """
     out = Path(out)
-    suffix = out.suffix.lower()
-    if suffix not in FORMATS:
-        known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise ValueError(f"a picture's name ends in {known}, not {suffix or 'nothing'!r}")
+    suffix = check(out, [survey.path], force)
     if survey.family is None:
         raise ValueError("the file holds a text encoder's keys only: there is nothing to draw")
     drawn = chart(survey)
-    return publish(out, lambda temporary: _write(suffix, survey, drawn, temporary, theme), inputs=[survey.path],
+    return publish.publish(out, lambda temporary: _write(suffix, survey, drawn, temporary, theme), inputs=[survey.path],
                    force=force)
+
+
+def check(out: str | os.PathLike, inputs: Sequence[str | os.PathLike] = (), force: bool = False) -> str:
+    """The suffix of ``out``; raises as :func:`draw` does where nothing can be drawn there, before anything is measured."""
+    suffix = Path(out).suffix.lower()
+    if suffix not in FORMATS:
+        known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise ValueError(f"a picture's name ends in {known}, not {suffix or 'nothing'!r}")
+    if suffix in (".png", ".svg") and importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(f"a {suffix} needs matplotlib: pip install matplotlib; an .html needs nothing")
+    publish.check(out, inputs, force)
+    return suffix
 
 
 def _write(suffix, survey, drawn, path, theme) -> None:

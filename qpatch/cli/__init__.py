@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import json
 import os
 import sys
 import traceback
@@ -76,18 +77,23 @@ def main(argv) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except CliError as error:
-        return _say(error, str(error), error.code, arguments.debug)
+        return _say(error, str(error), error.code, arguments)
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return _say(error, f"qpatch failed: {text}", 3, arguments.debug)
+        return _say(error, f"qpatch failed: {text}", 3, arguments)
 
 
-def _say(error, text: str, code: int, debug: bool) -> int:
-    if debug:
+def _say(error, text: str, code: int, arguments) -> int:
+    """One line on standard error, and with ``--json`` the same as data, so that the output is JSON whatever happens."""
+    if arguments.debug:
         traceback.print_exception(type(error), error, error.__traceback__)
     from ..lora.printable import printable
 
     print(f"qpatch: error: {printable(text)}", file=sys.stderr)
+    if getattr(arguments, "json", False):
+        from .errors import as_data
+
+        print(json.dumps({"error": as_data(error, text), "exit_code": code}, indent=2))
     return code
 
 

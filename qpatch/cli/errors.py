@@ -11,6 +11,13 @@ class CliError(Exception):
         self.code = code
 
 
+def as_data(error: BaseException, text: str) -> dict:
+    """The error for ``--json``: its text and, of a refused LoRA, where and what; null where that is not known."""
+    refusal = error if hasattr(error, "expected") else error.__cause__
+    facts = {name: getattr(refusal, name, None) for name in ("file", "key", "expected", "found")}
+    return {"message": text} | {name: None if value is None else str(value) for name, value in facts.items()}
+
+
 def existing_folders(names) -> list[Path]:
     """The folders named on the command line; CliError for one that does not exist."""
     for name in names or ():

@@ -1,9 +1,10 @@
 """``qpatch lora inspect``."""
 
+import contextlib
 import json
 import sys
 
-from .errors import CliError
+from .errors import CliError, as_data
 from .lora import one_line
 
 FAMILIES = ("auto", "qwen-image", "z-image")
@@ -30,29 +31,33 @@ that are far beyond all others.
 
 
 def run(arguments) -> int:
-    if arguments.plot and len(arguments.files) > 1:
-        raise CliError("--plot draws one file at a time", code=2)
-    found, failed = [], False
+    from ..lora import picture
+    from ..lora.errors import LoraError
+
+    if arguments.plot:
+        if len(arguments.files) > 1:
+            raise CliError("--plot draws one file at a time", code=2)
+        with _plotting(arguments):
+            picture.check(arguments.plot, arguments.files, arguments.force)
+    found, refused = [], []
     for path in arguments.files:
         survey = _survey(path, arguments)
-        if survey is None:
-            failed = True
+        if isinstance(survey, LoraError):
+            refused.append({"file": path, "error": as_data(survey, one_line(survey))})
             continue
-        failed = failed or bool(survey.problems)
-        if arguments.plot:
-            _plot(survey, arguments)
         found.append(survey)
+        if arguments.plot:
+            with _plotting(arguments):
+                picture.draw(survey, arguments.plot, theme=arguments.theme, force=arguments.force)
         if not arguments.json:
             _show(survey, first=len(found) == 1)
     if arguments.json:
-        from .lora_json import described
-
-        print(json.dumps([described(survey) for survey in found], indent=2))
-    return 1 if failed else 0
+        _print_json(found, refused)
+    return 1 if refused or any(survey.problems for survey in found) else 0
 
 
 def _survey(path, arguments):
-    """The survey of one file; a refusal is said, and the next file is looked at."""
+    """The survey of one file, or the error that refuses it, which is said; the next file is looked at."""
     from ..lora.errors import LoraError
     from ..lora.inspection import measure, survey
 
@@ -64,16 +69,22 @@ def _survey(path, arguments):
         if arguments.debug:
             raise
         print(f"qpatch: error: {one_line(error)}", file=sys.stderr)
-        return None
+        return error
 
 
-def _plot(survey, arguments) -> None:
-    from ..lora.picture import draw
-
+@contextlib.contextmanager
+def _plotting(arguments):
+    """What keeps the picture from being drawn, as one line."""
     try:
-        draw(survey, arguments.plot, theme=arguments.theme, force=arguments.force)
+        yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
         raise CliError(f"--plot {arguments.plot}: {error}") from error
+
+
+def _print_json(found, refused) -> None:
+    from .lora_json import described
+
+    print(json.dumps([described(survey) for survey in found] + refused, indent=2))
 
 
 def _show(survey, first: bool) -> None:

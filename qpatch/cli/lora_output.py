@@ -86,7 +86,7 @@ def write(result, arguments, inputs) -> int:
 def _as_data(result, arguments) -> dict:
     return {
         "output": arguments.output, "format": result.format.name, "family": result.family.name, "layers": result.layers,
-        "tensors": len(result.tensors), "size": result.size, "error": result.error,
+        "tensors": len(result.tensors), "size": result.size, "error": result.error, "rounded": result.rounded,
         "errors": {str(target): error for target, error in result.errors.items()},
         "left_out": [{"key": key, "reason": reason} for key, reason in result.left_out],
         "text_encoder_keys": result.text_encoder_keys,
@@ -102,6 +102,8 @@ def _described(result, arguments) -> list[str]:
     if format.name == "kohya" and any("_attention_to_q." in key for key in result.tensors):
         lines.append(wrap("ComfyUI by itself does not read q, k and v of Z-Image in this format (qpatch does): for it,"
                           " use --to comfyui"))
+    if not result.errors and result.rounded:
+        return [*lines, "exact up to rounding in float32: products became factors"]
     if not result.errors:
         return [*lines, "exact: every layer changes what it changed before"]
     if result.error < _ROUNDING:

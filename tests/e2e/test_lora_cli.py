@@ -69,7 +69,8 @@ def test_a_bar_is_shown_on_a_terminal_and_only_there(installed_with_torch, folde
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX")
-def test_an_interrupt_ends_a_conversion_quietly_and_leaves_nothing(installed_with_torch, folder):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_ends_a_conversion_quietly_and_leaves_nothing(installed_with_torch, folder, number, code):
     slow = ("import time, sys; from qpatch.lora.conversion import result; from qpatch.cli import main\n"
             "save = result.save_file\n"
             "def slowly(*given):\n    save(*given)\n    print('half', flush=True)\n    time.sleep(60)\n"
@@ -80,9 +81,9 @@ def test_an_interrupt_ends_a_conversion_quietly_and_leaves_nothing(installed_wit
                                stderr=subprocess.PIPE, text=True)
     assert running.stdout.readline() == "half\n"
     time.sleep(0.2)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     _, err = running.communicate(timeout=60)
-    assert running.returncode == 130 and err == "" and {path.name for path in folder.iterdir()} == before
+    assert running.returncode == code and err == "" and {path.name for path in folder.iterdir()} == before
 
 
 def test_a_file_of_a_text_encoder_only_is_described_and_not_drawn(installed_with_torch, tmp_path):

@@ -121,3 +121,31 @@ def test_a_plot_without_matplotlib_is_one_line_that_names_the_remedy(command, wr
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = command("inspect", path, "--plot", tmp_path / "map.png")
     assert code == 1 and err.count("\n") == 1 and "pip install matplotlib" in err and "qpatch failed" not in err
+
+
+def test_refused_files_are_in_the_json_with_what_is_wrong(command, written, tmp_path):
+    _, path = written()
+    (tmp_path / "bad.safetensors").write_text("bad")
+    code, out, err = command("inspect", "--json", tmp_path / "bad.safetensors", path)
+    good, bad = json.loads(out)
+    assert code == 1 and len(err.splitlines()) == 1 and good["layers"]
+    assert bad["file"].endswith("bad.safetensors") and "not a safetensors file" in bad["error"]["message"]
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(command, written, tmp_path, monkeypatch):
+    from qpatch.lora import inspection
+
+    _, path = written()
+    monkeypatch.setattr(inspection, "measure", None)
+    (tmp_path / "there.html").write_text("old")
+    for name, reason in (("x.pdf", "a picture's name ends in"), ("there.html", "--force"), ("gone/x.html", "no folder")):
+        code, _, err = command("inspect", path, "--plot", tmp_path / name)
+        assert code == 1 and reason in err and len(err.splitlines()) == 1
+
+
+def test_escape_sequences_of_a_file_do_not_reach_the_terminal(command, written):
+    _, path = written()
+    tensors = {**load_file(path), "diffusion_model.\x1b[2J\nlayers.lora_A.weight": torch.ones(2, 24)}
+    save_file(tensors, path, {"modelspec.trigger_phrase": "\x1b]0;owned\x07ohwx"})
+    code, out, _ = command("inspect", path)
+    assert code == 0 and not {"\x1b", "\x07"} & set(out) and "\\x1b]0;owned\\x07ohwx" in out

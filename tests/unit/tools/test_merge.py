@@ -149,3 +149,8 @@ def test_text_encoders_are_kept_of_one_file_and_left_out_of_a_sum():
     for files in ([(file, 1.0), (other, 1.0)], [(file, 0.5)]):
         result = merge(files, FORMATS["kohya"])
         assert result.text_encoder_keys == 0 and "text encoder" in result.left_out[-1][1]
+
+
+def test_a_stack_of_strength_0_alone_is_refused():
+    with pytest.raises(LoraError, match="nothing to merge"):
+        merge(opened(("ai-toolkit", "lora", 0.0), ("musubi", "lora", 0.0)), FORMATS["comfyui"])

@@ -150,3 +150,16 @@ def test_without_numpy_the_remedy_is_named_and_nothing_is_written(command, writt
     code, out, err = command("convert", path, "-o", tmp_path / "out.safetensors", "--to", "comfyui")
     assert code == 1 and err.count("\n") == 1 and "pip install numpy" in err and "qpatch failed" not in err
     assert folder(tmp_path) == before
+
+
+@pytest.mark.parametrize("verb", ["diff", "convert", "merge"])
+def test_with_json_an_error_is_json_too(command, written, tmp_path, verb):
+    _, path = written()
+    tensors = load_file(path)
+    key = next(key for key in tensors if "to_q.lora_A" in key)
+    save_file({**tensors, key: tensors[key].T.contiguous()}, tmp_path / "bad.safetensors")
+    rest = [path] if verb == "diff" else ["-o", tmp_path / "out.safetensors", "--to", "kohya"]
+    code, out, err = command(verb, "--json", tmp_path / "bad.safetensors", *rest)
+    found = json.loads(out)
+    assert code == found["exit_code"] == 1 and len(err.splitlines()) == 1
+    assert (found["error"]["file"], found["error"]["key"]) == ("bad.safetensors", key)

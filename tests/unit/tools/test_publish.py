@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 
 import pytest
 
@@ -112,3 +113,13 @@ def test_without_hard_links_the_file_is_moved(tmp_path, monkeypatch):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]
     with pytest.raises(WouldOverwrite):
         publish(tmp_path / "out", writing("newer"))
+
+
+def test_where_no_file_can_be_made_the_folder_is_named(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".out.x.tmp"))
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    with pytest.raises(PermissionError) as refused:
+        publish(tmp_path / "out", writing("new"))
+    assert str(refused.value) == f"no file can be made in {tmp_path}: Permission denied"
