@@ -17,8 +17,9 @@ from ..errors import NonFiniteError
 from ..packing import SIDE, padded
 from .awq import BranchSite
 from .blocks import Block, Blocks, Scale, fits, normalized
+from .budget import squeeze
 from .change import MARK, Change, original
-from .placed import gather, line, squeeze
+from .placed import gather, line
 from .plain import kept
 from .site import Draft, Site
 from .sums import Sum, bias_sum, weight_addends

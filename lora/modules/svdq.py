@@ -15,8 +15,9 @@ from .. import dequantize, packing
 from ..errors import PlanError
 from ..packing import SIDE, fragments, padded
 from .blocks import Block, Blocks, Scale, fits, normalized
+from .budget import squeeze
 from .change import Change, parameter_like
-from .placed import Branch, Placed, gather, squeeze
+from .placed import Branch, Placed, gather
 from .site import Draft, Site
 from .sums import bias_sum
 
