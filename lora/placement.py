@@ -72,7 +72,9 @@ class Places:
 
     def __init__(self, root: nn.Module, family: Family | None, leave_out: LeaveOut | None = None):
         self.family = family
-        self._modules = dict(root.named_modules())
+        # A module that is tied to another one has several names, and is one place: the one of its first name.
+        self._modules = dict(root.named_modules(remove_duplicate=False))
+        self._first = {id(module): path for path, module in reversed(self._modules.items())}
         self._leave_out = leave_out
         self._sites: dict[tuple[str, str], Site | None] = {}
         self._known: dict[str, tuple] = {}
@@ -121,9 +123,10 @@ class Places:
         return [(name, "weight", ""), (canonical, "weight", "")], parts
 
     def _site(self, path: str, attribute: str = "weight", prefix: str = "") -> Site | None:
+        module = self._modules.get(path)
+        path = self._first.get(id(module), path)
         key = (path, prefix or attribute)
         if key not in self._sites:
-            module = self._modules.get(path)
             reason = self._leave_out(path, module) if self._leave_out and module is not None else None
             if reason:
                 raise NoPlace(reason)

@@ -22,6 +22,9 @@ from .terms import Delta
 #: What a LoRA may be given as.
 Source = "str | PathLike | Mapping[str, torch.Tensor] | LoraFile"
 
+#: (module, its rows) of each place of a layer -> the adapter of the file that goes there.
+Taken = dict[tuple, Adapter]
+
 #: Options of a plan that its outcome depends on, and their defaults.
 OPTIONS = {"leave_out": None, "metadata_alpha": False, "convention": "comfyui"}
 
@@ -79,8 +82,9 @@ def read(source: Source, family: Family, places: Places, number: int, asked: Ask
         file = _opened(source, family, metadata_alpha, convention)
         reading.report.name, reading.file = file.name, file
         reading.coverage = Coverage(file, reading.report)
+        taken: Taken = {}
         for target, adapter in file.layers.items():
-            reading.parts += _placed(target, adapter, places, number, reading.coverage)
+            reading.parts += _placed(target, adapter, places, number, reading.coverage, taken)
         reading.coverage.settle()
         if not reading.parts:
             raise _nothing(file, reading.report)
@@ -116,12 +120,17 @@ def _nothing(file: LoraFile, report: FileReport) -> PlanError:
     return PlanError(f"no layer of the file fits this model: {reason}", file=file.name, key=key)
 
 
-def _placed(target: Target, adapter: Adapter, places: Places, number: int, coverage: Coverage) -> list[tuple[Site, Part]]:
-    """The parts of one layer; none if it is missed."""
+def _placed(target: Target, adapter: Adapter, places: Places, number: int, coverage: Coverage,
+            taken: Taken) -> list[tuple[Site, Part]]:
+    """The parts of one layer; none if it is missed, or the same as another one's of a tied module."""
     found = []
     try:
         where = places.find(target, adapter.shape)
         _check_size(where, adapter)
+        first = taken.setdefault(tuple((place.site.path, place.rows.start, place.rows.stop) for place in where), adapter)
+        if first is not adapter:
+            _tied(first, adapter, coverage)
+            return []
         delta = adapter.delta()
         for place in where:
             change = _fitting(place, place.cut(delta), adapter, coverage)
@@ -153,6 +162,15 @@ def _check_size(where: list[Place], adapter: Adapter) -> None:
         reason = adapter.misfit(out, inp)
     if reason is not None:
         raise ShapeError(reason, file=adapter.file, key=adapter.key)
+
+
+def _tied(first: Adapter, adapter: Adapter, coverage: Coverage) -> None:
+    """Two names of one module: what a file says twice is applied once."""
+    if adapter.says_the_same(first):
+        coverage.apply(adapter.target)
+    else:
+        coverage.miss(adapter.target, adapter.key, f"it is the same module as {first.target}, which {first.key} changes "
+                                                   "in another way")
 
 
 def _misfit(error: ShapeError, adapter: Adapter) -> ShapeError:

@@ -112,6 +112,12 @@ class Adapter(abc.ABC):
             note = f"{note}; {delta.note}"
         return replace(delta, bias=self._bias(), note=note)
 
+    def says_the_same(self, other: Adapter) -> bool:
+        """Whether the tensors of both are equal, role by role."""
+        return self.keys.keys() == other.keys.keys() and all(
+            torch.equal(self.layer.source.tensor(key), other.layer.source.tensor(other.keys[role]))
+            for role, key in self.keys.items())
+
     def misfit(self, out: int, inp: int) -> str | None:
         """Why the layer does not fit a weight of ``out`` x ``inp``, or None if it does (or does not say)."""
         if self.shape in (None, (out, inp)):
