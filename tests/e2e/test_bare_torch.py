@@ -15,14 +15,16 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-@pytest.fixture
-def bare_torch(fresh):
-    fresh.see_parent()
-    (fresh.site / "aaa_blocker.pth").write_text("import blocker\n")
-    (fresh.site / "blocker.py").write_text(BLOCKER)
-    done = fresh.run("import numpy", check=False)
+@pytest.fixture(scope="module")
+def bare_torch(tmp_path_factory, wheel, installed):
+    env = type(installed)(tmp_path_factory.mktemp("bare_torch") / "venv")
+    env.install(wheel)
+    env.see_parent()
+    (env.site / "aaa_blocker.pth").write_text("import blocker\n")
+    (env.site / "blocker.py").write_text(BLOCKER)
+    done = env.run("import numpy", check=False)
     assert done.returncode == 1 and "No module named 'numpy'" in done.stderr
-    return fresh
+    return env
 
 
 def test_the_selftest_proves_all_of_it(bare_torch):
@@ -30,20 +32,35 @@ def test_the_selftest_proves_all_of_it(bare_torch):
     assert "proved" in done.stdout and done.stderr == "", done.stdout + done.stderr
 
 
-def test_files_are_inspected_converted_and_merged(bare_torch, tmp_path):
+def qpatch_lora(env, folder, *words):
+    return env.command("-m", "qpatch", "lora", *words, cwd=folder, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
     for name, seed in (("one", 1), ("two", 2)):
         producers.make("musubi", "z-image", rank=3, blocks=1, seed=seed).write(tmp_path / f"{name}.safetensors")
-    for words in (["inspect", "one.safetensors"], ["convert", "one.safetensors", "-o", "c.safetensors", "--to", "kohya"],
-                  ["merge", "one.safetensors:0.5", "two.safetensors", "-o", "m.safetensors"],
-                  ["diff", "one.safetensors", "m.safetensors"], ["inspect", "one.safetensors", "--plot", "one.html"]):
-        done = bare_torch.command("-m", "qpatch", "lora", *words, cwd=tmp_path, check=False)
-        # torch itself warns that it has no numpy.
-        assert done.returncode == 0 and "Traceback" not in done.stderr, (words, done.stdout, done.stderr)
+    return tmp_path
 
 
-def test_a_plot_that_needs_matplotlib_says_what_to_install(bare_torch, tmp_path):
-    producers.make("musubi", "z-image", rank=3, blocks=1).write(tmp_path / "one.safetensors")
-    done = bare_torch.command("-m", "qpatch", "lora", "inspect", "one.safetensors", "--plot", "one.png", cwd=tmp_path,
-                              check=False)
-    assert done.returncode == 1 and "matplotlib" in done.stderr and "pip install" in done.stderr
-    assert not (tmp_path / "one.png").exists() and "Traceback" not in done.stderr
+@pytest.mark.parametrize("words", [
+    ["inspect", "one.safetensors"], ["diff", "one.safetensors", "two.safetensors:0.5"],
+    ["inspect", "one.safetensors", "--plot", "one.html"],
+])
+def test_files_are_looked_at(bare_torch, folder, words):
+    done = qpatch_lora(bare_torch, folder, *words)
+    # torch itself warns that it has no numpy.
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("missing, words", [
+    ("matplotlib", ["inspect", "one.safetensors", "--plot", "out.png"]),
+    ("numpy", ["convert", "one.safetensors", "-o", "out.safetensors", "--to", "kohya"]),
+    ("numpy", ["merge", "one.safetensors:0.5", "two.safetensors", "-o", "out.safetensors"]),
+])
+def test_what_needs_another_package_says_what_to_install_and_leaves_nothing(bare_torch, folder, missing, words):
+    before = sorted(folder.iterdir())
+    done = qpatch_lora(bare_torch, folder, *words)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "pip install" in done.stderr.splitlines()[-1] and missing in done.stderr.splitlines()[-1]
+    assert sorted(folder.iterdir()) == before
