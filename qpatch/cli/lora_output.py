@@ -77,8 +77,10 @@ def write(result, arguments, inputs) -> int:
     if arguments.json:
         print(json.dumps(_as_data(result, arguments), indent=2))
         return 0
-    for key, reason in result.left_out:
+    for key, reason in result.left_out[:_LEFT_OUT]:
         print(f"left out: {short(key)}: {reason}", file=sys.stderr)
+    if len(result.left_out) > _LEFT_OUT:
+        print(f"left out: {len(result.left_out) - _LEFT_OUT} more (--json lists all)", file=sys.stderr)
     print("\n".join(_described(result, arguments)))
     return 0
 
@@ -115,6 +117,8 @@ def _described(result, arguments) -> list[str]:
 
 #: Below this share of the change an error is that of float32's rounding.
 _ROUNDING = 1e-6
+#: Keys shown of those that are left out.
+_LEFT_OUT = 20
 #: Layers shown, those with the largest error.
 _WORST = 5
 

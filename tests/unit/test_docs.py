@@ -146,6 +146,12 @@ def test_each_message_of_the_troubleshooting_page_is_recognised_and_the_hook_is_
         assert "Not mended" in said or not finding.signature.hooks or "qpatch" in said
 
 
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.name)
+def test_the_message_of_every_known_failure_can_be_found_on_the_troubleshooting_page(signature):
+    spans = re.findall(r"``(.+?)``|`([^`\n]+)`", PAGES["docs/troubleshooting.md"])
+    assert any(re.search(signature.message, one or other) for one, other in spans)
+
+
 EXAMPLES = sorted({page for page, language, mark, _ in BLOCKS if language == "python" and mark == "run"})
 
 

@@ -55,6 +55,16 @@ def test_lines_of_what_is_left_out_go_to_standard_error(command, written, tmp_pa
     assert code == 0 and err.startswith("left out: diffusion_model.layers.0.attention.to_x") and "left out" not in out
 
 
+def test_of_many_keys_that_are_left_out_some_are_shown_and_all_are_in_the_json(command, written, tmp_path):
+    _, path = written()
+    stray = {f"diffusion_model.layers.0.attention.to_x{number}.lora_A.weight": torch.ones(1) for number in range(50)}
+    save_file({**load_file(path), **stray}, path)
+    _, _, err = command("convert", path, "-o", tmp_path / "out.safetensors", "--to", "kohya")
+    assert len(err.splitlines()) == 21 and err.endswith("30 more (--json lists all)\n")
+    _, out, _ = command("convert", path, "-o", tmp_path / "b.safetensors", "--to", "kohya", "--json")
+    assert len(json.loads(out)["left_out"]) == 50
+
+
 @pytest.mark.parametrize("damage", ["truncated", "nan", "swapped", "other model", "not there"])
 @pytest.mark.parametrize("verb", ["convert", "merge"])
 def test_a_bad_input_is_one_line_with_file_and_leaves_nothing(command, written, tmp_path, verb, damage):
