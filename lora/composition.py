@@ -37,8 +37,8 @@ def swap(root: nn.Module, state: State, new: Composition | None) -> None:
     old += [change for change in changes_in_buffers(root) if change not in old]
     settle = [change.move_originals() for change in old]
     fresh = [*new.changes, *followers(root, new.changes)] if new else []
-    state.torn = True
     try:
+        state.torn = True
         for change, move in zip(reversed(old), reversed(settle)):
             change.remove()
             move()
@@ -57,7 +57,7 @@ def swap(root: nn.Module, state: State, new: Composition | None) -> None:
 def rescale(state: State, strengths: Sequence[float]) -> None:
     """Give the installed composition other strengths, in place; on any error the old ones are back.
 
-    Raises :class:`PlanError` where a part of it is fixed to its strength, :class:`NonFiniteError` on overflow.
+    If not even that works, ``state`` stays torn, and whoever holds it takes everything out. Raises :class:`PlanError` where a part of it is fixed to its strength, :class:`NonFiniteError` on overflow.
     """
     composition = state.installed
     before = composition.strengths
@@ -68,23 +68,23 @@ def rescale(state: State, strengths: Sequence[float]) -> None:
             raise PlanError(f"{name} is worked out for its strength in this layer (it depends on the base weight, or was "
                             "compressed); compose again for another one", key=change.path)
     try:
-        writers = _writers(composition, strengths, changed)
+        rewrites = [live.prepare(change.owner, before, strengths, changed)
+                    for change in composition.changes for live in change.live]
     except NonFiniteError as error:
         raise error.naming(", ".join(composition.loras[number].name for number in sorted(changed)))
+    rewrites = [rewrite for rewrite in rewrites if rewrite is not None]
     try:
-        for write in writers:
-            write()
+        state.torn = True
+        for rewrite in rewrites:
+            rewrite.write()
         _note(composition, strengths)
+        state.torn = False
     except BaseException:
-        for write in _writers(composition, before, changed):
-            write()
+        for rewrite in rewrites:
+            rewrite.undo()
         _note(composition, before)
+        state.torn = False
         raise
-
-
-def _writers(composition, strengths, changed):
-    prepared = [live.prepare(change.owner, strengths, changed) for change in composition.changes for live in change.live]
-    return [write for write in prepared if write is not None]
 
 
 def _note(composition: Composition, strengths) -> None:

@@ -80,7 +80,7 @@ class Composition:
 
 @dataclass(eq=False)
 class State:
-    """``installed``: in the model. ``aside``: worked out, not in the model. ``torn``: an interrupted swap left it half done."""
+    """``installed``: in the model. ``aside``: worked out, not in the model. ``torn``: it is half done."""
 
     installed: Composition | None = None
     aside: Composition | None = None
@@ -160,7 +160,11 @@ def holding(root: nn.Module) -> Iterator[State]:
                     state.mend(root)
                 yield state
             finally:
-                state.settle(root)
+                try:
+                    if state.torn:
+                        state.mend(root)
+                finally:
+                    state.settle(root)
             return
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import NonFiniteError
-from .change import current
+from .change import Rewrite, current
 
 #: Exponent of two to which float16 factors are brought, away from its overflow and its subnormals.
 _FP16_EXPONENT = 14
@@ -51,14 +51,14 @@ class Block:
     ranks: torch.Tensor | None = None
     _largest: float | None = None
 
-    def factor(self, strengths: Sequence[float]) -> float | torch.Tensor:
-        """The multiplier: one number, or a float32 tensor that is broadcast over the values."""
+    def factor(self, strengths: Sequence[float], device: torch.device) -> float | torch.Tensor:
+        """The multiplier: one number, or a float32 tensor on ``device`` that is broadcast over the values."""
         factors = [scale.at(strengths) for scale in self.scales]
         if len(factors) == 1 or len(set(factors)) == 1:
             return factors[0]
         each = torch.tensor([factor for factor, scale in zip(factors, self.scales) for _ in range(scale.ranks)])
         padding = torch.zeros(int(self.ranks.max()) + 1 - len(each))
-        return torch.cat((each, padding))[self.ranks]
+        return torch.cat((each, padding))[self.ranks].to(device)
 
     def check(self, strengths: Sequence[float], dtype: torch.dtype, path: str) -> None:
         """Raise :class:`NonFiniteError` where a scaled value would not fit ``dtype``."""
@@ -72,10 +72,11 @@ class Block:
             raise NonFiniteError(f"at this strength {self.source} does not fit {_name(dtype)}", key=path,
                                  expected=f"at most {torch.finfo(dtype).max:.4g}", found=f"{self._largest * factor:.4g}")
 
-    def write(self, view: torch.Tensor, strengths: Sequence[float]) -> None:
-        factor, target = self.factor(strengths), view[self.region]
+    def write(self, view: torch.Tensor, factor: float | torch.Tensor) -> None:
+        """Multiplied by ``factor`` of :meth:`factor`, into the region of ``view``."""
+        target = view[self.region]
         if isinstance(factor, torch.Tensor):
-            torch.mul(self.values.to(target.device), factor.to(target.device), out=target)
+            torch.mul(self.values.to(target.device), factor, out=target)
         elif factor == 1:
             target.copy_(self.values)
         else:
@@ -103,10 +104,10 @@ class Blocks:
             block.check(strengths, tensor.dtype, self.path)
         view = self.view(tensor)
         for block in self.blocks:
-            block.write(view, strengths)
+            block.write(view, block.factor(strengths, tensor.device))
         self.address = tensor.data_ptr()
 
-    def prepare(self, owner: nn.Module, strengths: Sequence[float], changed: frozenset[int]) -> Callable[[], None] | None:
+    def prepare(self, owner, before, strengths, changed):
         tensor = self.tensor_of(owner, self.name)
         concerned = [block for block in self.blocks if any(scale.lora in changed for scale in block.scales)]
         if not concerned:
@@ -119,16 +120,17 @@ class Blocks:
             # because anything else may be a read-only mapping of a file.
             fresh = tensor.detach().clone()
 
-        def write():
+        def write(factors):
             target = tensor.detach()
             if fresh is not None:
                 tensor.data = target = fresh
                 self.address = fresh.data_ptr()
             view = self.view(target)
-            for block in concerned:
-                block.write(view, strengths)
+            for block, factor in zip(concerned, factors):
+                block.write(view, factor)
 
-        return write
+        new, old = ([block.factor(one, tensor.device) for block in concerned] for one in (strengths, before))
+        return Rewrite(lambda: write(new), lambda: write(old))
 
 
 def largest(values: torch.Tensor) -> float:

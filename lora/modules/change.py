@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -18,14 +18,21 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 MARK = "_qpatch_lora_changes"
 
 
+class Rewrite(NamedTuple):
+    """Other strengths, worked out: ``write`` puts them in place, ``undo`` the old ones. Neither needs memory."""
+
+    write: Callable[[], None]
+    undo: Callable[[], None]
+
+
 class Live(Protocol):
     """The part of a change that depends on strengths, and can be written again for others."""
 
-    def prepare(self, owner: nn.Module, strengths: Sequence[float], changed: frozenset[int]) -> Callable[[], None] | None:
-        """Do all that can fail for ``strengths``, of which those of the LoRAs ``changed`` are new.
+    def prepare(self, owner: nn.Module, before: Sequence[float], strengths: Sequence[float],
+                changed: frozenset[int]) -> Rewrite | None:
+        """Do all that can fail for ``strengths`` in place of ``before``; those of the LoRAs ``changed`` differ.
 
-        The function returned writes the result; None: nothing is to be written. Raises :class:`NonFiniteError`
-        where a value does not fit the dtype.
+        None: nothing is to be written. Raises :class:`NonFiniteError` where a value does not fit the dtype.
         """
 
 

@@ -18,7 +18,7 @@ from ..packing import SIDE, padded
 from .awq import BranchSite
 from .blocks import Block, Blocks, Scale, fits, normalized
 from .budget import squeeze
-from .change import MARK, Change, original
+from .change import MARK, Change, Rewrite, original
 from .placed import gather, line
 from .plain import kept
 from .site import Draft, Site
@@ -72,17 +72,18 @@ class Requantized(Sum):
             raise NonFiniteError(f"the weight with these LoRAs does not fit {before.dtype}", key=self.path)
         return requantize(tensor, result.to(before.dtype))
 
-    def prepare(self, owner, strengths, changed):
+    def prepare(self, owner, before, strengths, changed):
         if not any(addend.lora in changed for addend in self.addends):
             return None
         change = next(change for change in owner.__dict__[MARK] if self in change.live)
         value = nn.Parameter(self.value(original(owner, self.name), strengths), requires_grad=False)
+        old = owner._parameters[self.name]
 
-        def write():
+        def put(parameter):
             # A wrapper subclass takes no new .data in every version: the Parameter itself is replaced.
-            change.values[self.name] = owner._parameters[self.name] = value
+            change.values[self.name] = owner._parameters[self.name] = parameter
 
-        return write
+        return Rewrite(lambda: put(value), lambda: put(old))
 
 
 def requantize(like, weight: torch.Tensor):

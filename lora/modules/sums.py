@@ -14,7 +14,7 @@ from torch import nn
 from ..errors import NonFiniteError
 from ..lowrank import to_dense
 from ..terms import Term
-from .change import Change, current, original, parameter_like
+from .change import Change, Rewrite, current, original, parameter_like
 from .placed import owned
 from .site import Part, Site
 
@@ -72,12 +72,13 @@ class Sum:
             raise NonFiniteError(f"{self.name} with these LoRAs does not fit {base.dtype}", key=self.path)
         return result
 
-    def prepare(self, owner: nn.Module, strengths: Sequence[float], changed: frozenset[int]) -> Callable[[], None] | None:
+    def prepare(self, owner, before, strengths, changed):
         if not any(addend.lora in changed for addend in self.addends):
             return None
-        value = self.value(original(owner, self.name), strengths)
-        # Not copied in place: whether the tensor that stands there is ours to write to, nobody can tell.
-        return lambda: setattr(current(owner, self.name), "data", value)
+        standing, value = current(owner, self.name), self.value(original(owner, self.name), strengths)
+        # Not copied in place: whether the memory that stands there is ours to write to, nobody can tell.
+        old = standing.data
+        return Rewrite(lambda: setattr(standing, "data", value), lambda: setattr(standing, "data", old))
 
 
 @dataclass

@@ -48,7 +48,9 @@ class Model:
     def __init__(self, root, family: str):
         self.root, self.family = root, family
         self.objects = self._objects()
-        self.bits = {name: value.detach().clone() for name, value in self.objects.items()}
+        #: Each tensor's memory, as it is now and as it was.
+        self.memory = {name: _bytes(value) for name, value in self.objects.items()}
+        self.copies = {name: memory.clone() for name, memory in self.memory.items()}
         good = producers.make("peft", family, rank=2, dims=DIMS[family], seed=9).tensors
         self.good = dict(list(good.items())[:6])
 
@@ -57,10 +59,10 @@ class Model:
 
     def check_bare(self) -> None:
         now = self._objects()
-        if now.keys() != self.bits.keys() or any(value is not self.objects[name] for name, value in now.items()):
+        if now.keys() != self.objects.keys() or any(value is not self.objects[name] for name, value in now.items()):
             raise Broken("the model holds other objects than before")
         for name, value in now.items():
-            if not torch.equal(_bytes(value), _bytes(self.bits[name])):
+            if value.data_ptr() != self.memory[name].data_ptr() or not torch.equal(self.memory[name], self.copies[name]):
                 raise Broken(f"{name} has changed")
         for module in self.root.modules():
             if any("qpatch" in name for name in (*module.__dict__, *module._modules)) or module._forward_hooks:
