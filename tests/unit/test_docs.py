@@ -82,6 +82,53 @@ def test_every_command_in_a_sentence_is_one_that_qpatch_understands(page, comman
     assert cli.parser(words).parse_args(words).verb == words[0]
 
 
+#: What stands for a file or a folder in them -> what it is here.
+STAND_INS = {"FILE": "style.safetensors", "A": "style.safetensors", "B": "other.safetensors",
+             "PATH": str(ROOT / "tests" / "standins" / "ComfyUI")}
+#: Commands that change the interpreter, start other ones or wait for input -> the tests that run them.
+RUN_ELSEWHERE = {
+    "enable": "unit/cli/test_enable.py", "disable": "unit/cli/test_enable.py", "run": "e2e/test_cli_run.py",
+    "selftest": "e2e/test_cli_readme.py", "doctor --log -": "e2e/test_lora_cli.py",
+}
+RUN_HERE = sorted({command for _, command in INLINE
+                   if not command.removeprefix("qpatch ").startswith(tuple(RUN_ELSEWHERE)) and len(command.split()) > 1
+                   and (command.split()[1] != "lora" or len(command.split()) > 3)})
+
+
+@pytest.mark.parametrize("command", RUN_HERE)
+def test_every_command_in_a_sentence_runs_with_files_for_its_placeholders(command, folder, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(folder)
+    words = [re.sub(r"^[A-Z]+(?=:|$)", lambda found: STAND_INS[found.group()], word) for word in shlex.split(command)[1:]]
+    words = [str(tmp_path / word) if word.startswith("OUT.") else word for word in words]
+    if "--log" in words:
+        words[-1] = "comfyui.log"
+    if "--import" in words:
+        # It imports its targets, which would stay here.
+        assert subprocess.run([sys.executable, "-m", "qpatch", *words], capture_output=True).returncode in (0, 1)
+        return
+    # Verdicts are about this machine.
+    assert cli.main(words) in ((0,) if words[0] == "lora" else (0, 1)), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "place"), RUN_ELSEWHERE.items())
+def test_the_other_commands_are_run_by_the_tests_that_are_named(words, place):
+    text = (ROOT / "tests" / place).read_text(encoding="utf-8")
+    assert all(f'"{word}"' in text or f" {word}" in text for word in words.split())
+
+
+SCRIPTS = sorted({(page, command) for page, text in PAGES.items()
+                  for command in re.findall(r"python (tests/[^`\n]+)", text)})
+
+
+@pytest.mark.parametrize(("page", "command"), SCRIPTS)
+def test_scripts_that_pages_name_exist_and_know_the_options(page, command):
+    script, *words = shlex.split(command)
+    text = (ROOT / script).read_text(encoding="utf-8")
+    assert all(word in text for word in words if word.startswith("--"))
+    if script.endswith("benchmarks/run.py") and words:
+        assert words[0] == "table" or (ROOT / "tests" / "benchmarks" / f"{words[0]}.py").is_file()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_pages_and_headings_that_exist(page):
     here = (ROOT / page).parent
