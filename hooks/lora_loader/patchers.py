@@ -74,6 +74,7 @@ def taking_scheduled_loras(original):
             scheduled = _kept_with(hook, tensors, family)
             stack.ensure(self).scheduled[hook.hook_ref] = stack.Entry(scheduled, strength_patch)
         rest = {key: patch for key, patch in (patches or {}).items() if key not in taken}
+        rest = weights.for_plain_layers(self, rest, family) if rest else rest
         return [*original(self, hook, rest, strength_patch, strength_model, *args, **kwargs), *taken]
 
     return add_hook_patches

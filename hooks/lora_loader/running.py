@@ -11,11 +11,14 @@ import contextlib
 from qpatch import toggles
 
 # The functions themselves, not the package that loads them on demand: patchers are deleted at interpreter exit too.
-from qpatch.lora.composition import composed, set_aside
+from qpatch.lora.composition import composed, reset, set_aside
 from qpatch.lora.errors import LoraError, PlanError
 from qpatch.lora.planning import compose
 
 from . import messages, models, options, stack
+
+#: Attribute of ComfyUI's model object: what is composed in it was worked out while hooks had changed its weights.
+_HOOKED = "qpatch_composed_under_hooks"
 
 
 def injections() -> list:
@@ -34,6 +37,7 @@ def inject(patcher) -> None:
     model, own = models.diffusion_model(patcher.model), stack.of(patcher)
     if own is None or model is None:
         return
+    _forget_what_hooks_changed(patcher, model)
     wanted = own.wanted(patcher)
     while wanted:
         try:
@@ -50,6 +54,14 @@ def inject(patcher) -> None:
     _take_out(model)
 
 
+def _forget_what_hooks_changed(patcher, model) -> None:
+    """ComfyUI's hooks write patches that are no LoRA into the weights in place: what was composed of those is stale."""
+    changed = bool(getattr(patcher, "hook_backup", None))
+    if changed or vars(patcher.model).get(_HOOKED, False):
+        reset(model)
+        setattr(patcher.model, _HOOKED, changed)
+
+
 def eject(patcher) -> None:
     """Give the model its own parameters back; what was composed is kept for the next time."""
     model = models.diffusion_model(patcher.model)
@@ -58,17 +70,20 @@ def eject(patcher) -> None:
 
 
 @contextlib.contextmanager
-def turn(patcher):
-    """In here the model is as ``patcher`` wants it, afterwards as it was, whichever clone is loaded."""
-    model = models.diffusion_model(patcher.model)
-    before = _standing(model)
-    if not patcher.is_injected:
-        _take_out(model)
-        inject(patcher)
-    try:
+def turn(patcher, bare: bool = False):
+    """In here the model is as ``patcher`` wants it, or bare; afterwards as it was, whichever clone is loaded."""
+    if patcher.is_injected and not bare:
         yield
-    finally:
-        if not patcher.is_injected:
+        return
+    model = models.diffusion_model(patcher.model)
+    with patcher.use_ejected():
+        before = _standing(model)
+        _take_out(model)
+        if not bare:
+            inject(patcher)
+        try:
+            yield
+        finally:
             _take_out(model)
             if before:
                 loras = [(one.file, one.strength) for one in before]

@@ -8,6 +8,9 @@ or patch nothing (Qwen-Image).
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 from qpatch import log
 
 from . import models, running, stack
@@ -28,22 +31,30 @@ def for_plain_layers(patcher, patches, family) -> dict:
 
 
 def with_loras_as_comfyui_s(original):
-    """``get_key_patches``: the weights of unquantized layers, with the LoRAs of this patcher and of no other."""
+    """``get_key_patches``: the unquantized layers, the LoRAs of this patcher (and of no other) as differences."""
 
     def get_key_patches(self, *args, **kwargs):
         if models.family(self) is None:
             return original(self, *args, **kwargs)
         model = models.diffusion_model(self.model)
-        with running.turn(self):
+        with running.turn(self, bare=True):
             found = original(self, *args, **kwargs)
             found = {key: patches for key, patches in found.items() if not _is_quantized(model, key)}
-            if stack.of(self) is not None:
-                # A composed weight is rewritten when a strength changes; this one is to stay what it is.
-                found = {key: [(weight.clone(), convert), *rest] for key, ((weight, convert), *rest) in found.items()}
+            standing = {key: _value(self.model, key) for key in found} if stack.of(self) is not None else {}
+        with running.turn(self) if standing else contextlib.nullcontext():
+            for key, before in standing.items():
+                composed = _value(self.model, key)
+                if composed is not before:
+                    change = composed.detach().float() - before.detach().float()
+                    found[key].append((1.0, ("diff", (change,)), 1.0, None, None))
         _tell_once(self.model, model)
         return found
 
     return get_key_patches
+
+
+def _value(model, key: str):
+    return functools.reduce(getattr, key.split("."), model)
 
 
 def with_standing_loras(original):

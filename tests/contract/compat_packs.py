@@ -39,6 +39,9 @@ def patch_later(packs):
                 found[function] = getattr(importlib.import_module(str(pack).replace(".", "_x_") + module), function)()
             except ModuleNotFoundError:
                 continue
+            except AttributeError as error:
+                # Before 0.24 ComfyUI does not have what the pack wants to patch.
+                found[function] = str(error)
     return found
 
 

@@ -98,6 +98,26 @@ def test_a_sampler_gives_the_same_twice_with_a_lora_and_the_base_without(pairs, 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_scheduled_model_as_lora_acts_on_the_unquantized_layers_beside_a_lora(pairs, family):
+    import comfy.hooks
+    import comfy.sd
+
+    pair, twin, file = pairs(family), pairs(family, twin=True), example(family)
+
+    def scheduled(model):
+        return comfy.hooks.create_hook_model_as_lora(comfy.hooks.get_patch_weights_from_model(model), {}, 0.5, 0.0)
+
+    patcher = load(pair.quantized, file, 0.02)
+    plain, _ = comfy.sd.load_lora_for_models(pair.plain, None, file.tensors, 0.02, 0)
+    with merging.doubled(twin):
+        base, got = sample(pair, patcher), sample(pair, patcher, scheduled(twin.quantized))
+        plain_base, wanted = sample(pair, plain), sample(pair, plain, scheduled(twin.plain))
+    assert effect.mismatch(got, base, wanted, plain_base) < TOLERANCE
+    assert torch.equal(sample(pair, patcher), base)
+    pair.run(pair.plain)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_comfyui_s_own_node_loads_a_file_by_its_name(pairs, family, tmp_path, monkeypatch, caplog):
     import folder_paths
     import nodes
@@ -182,3 +202,21 @@ def test_model_patches_of_z_image_act_together_with_a_lora_and_may_load_models_i
     got = world.run(load(pair.quantized, file, 0.02), arguments)
     with effect.dense(pair.plain, [(file, 0.02)]):
         assert effect.mismatch(got, base, world.run(pair.plain, arguments), plain_base) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_torch_compile_node_takes_loras_from_before_and_after_it(pairs, family):
+    from comfy_extras.nodes_torch_compile import TorchCompileModel
+
+    def compiled(patcher):
+        node = TorchCompileModel.execute if hasattr(TorchCompileModel, "execute") else TorchCompileModel().patch
+        return node(patcher, "eager")[0]
+
+    pair, file = (pairs(family, blocks=1) if family == "qwen-image" else pairs(family)), example(family, blocks=1)
+    base, wanted = sample(pair, pair.quantized, steps=1), sample(pair, load(pair.quantized, file, 0.02), steps=1)
+    bare = compiled(pair.quantized)
+    for patcher in (load(bare, file, 0.02), compiled(load(pair.quantized, file, 0.02))):
+        assert torch.allclose(sample(pair, patcher, steps=1), wanted, atol=1e-4)
+        assert torch.allclose(sample(pair, bare, steps=1), base, atol=1e-4)
+    assert not torch.allclose(wanted, base, atol=1e-3)
+    torch._dynamo.reset()
