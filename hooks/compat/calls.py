@@ -10,6 +10,8 @@ was written with. Of an argument that the override does not know:
   TypeError that names the argument. Nothing that matters is dropped silently.
 """
 
+import functools
+
 from qpatch import log
 
 from . import accepts, parameters
@@ -28,10 +30,12 @@ def fit(override, base, *, inert=(), through=False):
     """
     inert = dict(inert)
     known = parameters(base)
+    # Asked once for each name: blocks of a model are called at each step.
+    takes = functools.cache(lambda name: accepts(override, name))
 
     def call(self, *args, **kwargs):
         asked = {}
-        for name in [name for name in kwargs if not accepts(override, name)]:
+        for name in [name for name in kwargs if not takes(name)]:
             value = kwargs.pop(name)
             if not (name in known and _same(value, known[name].default)) and not inert.get(name, _never)(self, value):
                 asked[name] = value

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from qpatch.hooks.compat import calls
+
 
 class Counting(torch.nn.Module):
     """A model that counts how often somebody walks over it."""
@@ -89,3 +91,12 @@ def test_a_model_is_walked_over_once_when_it_is_built_and_not_when_it_is_loaded(
     for _ in range(10):
         hook({"layers.0.weight": torch.zeros(2, 2)}, "")
     assert model.walks == 1
+
+
+def test_a_method_that_is_called_at_each_step_has_its_signature_read_once(monkeypatch):
+    asked, accepts = [], calls.accepts
+    monkeypatch.setattr(calls, "accepts", lambda function, name: (asked.append(name), accepts(function, name))[1])
+    forward = calls.fit(lambda self, states, temb: states, lambda self, states, temb, transformer_options=None: states)
+    for _ in range(100):
+        assert forward(None, states=1, temb=2, transformer_options=None) == 1
+    assert sorted(asked) == ["states", "temb", "transformer_options"]
