@@ -21,8 +21,6 @@ def examine(module):
     missing = [name for name in _METHODS if name not in vars(module.ModelPatcher)]
     if missing:
         return incompatible(f"ModelPatcher has no {', '.join(missing)}")
-    if saving.LAZY not in vars(module):
-        return incompatible("this ComfyUI cannot save a quantized weight with a LoRA that is not in it already")
     parameters = list(inspect.signature(module.ModelPatcher.load).parameters)
     if "force_patch_weights" not in parameters:
         return incompatible(f"ModelPatcher.load takes ({', '.join(parameters)})")

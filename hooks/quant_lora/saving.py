@@ -2,6 +2,7 @@
 
 ComfyUI stands a lazy Parameter in for each tensor of such a weight, one that can require gradients; for the
 integers of NVFP4, INT8 and INT4 that raises (seen on 0.21 to 0.33, for any model that is not fully loaded).
+Before 0.21 it writes what lies in the model: there the weights are baked for the time of the call.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import contextlib
 
 import torch
+from torch import nn
 
 from qpatch.patching import Wrap
 
-from . import branch, planning, report
+from . import branch, planning, report, weights
 
 _BAKED = "comfy_patched_weights"
 
@@ -23,10 +25,13 @@ _SAVERS = ("model_state_dict_for_saving", "state_dict_for_saving")
 
 
 def patches(module) -> list[Wrap]:
+    patcher = module.ModelPatcher
     # Before 0.24 the whole work was done in the second.
-    name = next(name for name in _SAVERS if name in vars(module.ModelPatcher))
-    return [Wrap(module.ModelPatcher, name, saving), Wrap(module.ModelPatcher, "patch_weight_to_device", returning),
-            Wrap(vars(module)[LAZY], "__new__", without_gradient)]
+    name = next(name for name in _SAVERS if name in vars(patcher))
+    always = Wrap(patcher, "patch_weight_to_device", returning)
+    if LAZY not in vars(module):
+        return [Wrap(patcher, name, saving_baked), always]
+    return [Wrap(patcher, name, saving), always, Wrap(vars(module)[LAZY], "__new__", without_gradient)]
 
 
 def without_gradient(original):
@@ -52,6 +57,38 @@ def saving(original):
         return result
 
     return state_dict_for_saving
+
+
+def saving_baked(original):
+    """The saver of a ComfyUI that knows no lazy quantized weights, with the LoRA in the weights that it collects."""
+
+    def state_dict_for_saving(self, *args, **kwargs):
+        plan = planning.of(self.model)
+        if plan is None or plan.uuid != self.patches_uuid or not plan.beside:
+            return original(self, *args, **kwargs)
+        with _baked(self, plan):
+            result = original(self, *args, **kwargs)
+        report.baked_for_saving(plan)
+        return result
+
+    return state_dict_for_saving
+
+
+@contextlib.contextmanager
+def _baked(patcher, plan):
+    before = {}
+    try:
+        for choice in plan.beside:
+            module = weights.layer_of(patcher.model, choice.key)
+            before[module] = module.weight, getattr(module, _BAKED, False)
+            baked = patcher.patch_weight_to_device(choice.key, device_to=patcher.load_device, return_weight=True)
+            module.weight = nn.Parameter(baked, requires_grad=False)
+            setattr(module, _BAKED, True)
+        yield
+    finally:
+        for module, (weight, mark) in before.items():
+            module.weight = weight
+            setattr(module, _BAKED, mark)
 
 
 @contextlib.contextmanager

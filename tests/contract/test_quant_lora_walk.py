@@ -126,7 +126,8 @@ class Walker(RuleBasedStateMachine):
 
     @rule()
     def save(self):
-        if self.loaded is not None:
+        # Before 0.21 ComfyUI writes no quantized model that is not loaded whole, with a LoRA or without.
+        if self.loaded is not None and hasattr(self.world.comfy.model_patcher, "LazyCastingParamPiece"):
             with torch.inference_mode():
                 for value in self.loaded.state_dict_for_saving().values():
                     value.to("cpu")
@@ -158,8 +159,6 @@ class Walker(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("dynamic", (False, True), ids=("classic", "dynamic"))
 def test_random_walks_over_clones_runs_and_unloads_never_lose_track(comfy, request, monkeypatch, dynamic):
-    if not hasattr(comfy.model_patcher, "LazyCastingParamPiece"):
-        pytest.skip("the hook leaves a ComfyUI alone that cannot save such weights")
     monkeypatch.setenv("QPATCH_QUANT_LORA", "side")
     torch.manual_seed(0)
     device = request.getfixturevalue("vram").device if dynamic else CPU
