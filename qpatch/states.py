@@ -40,9 +40,9 @@ class Attempt:
         if self.outcome != APPLIED:
             return self.reason
         fronts = [text for text in (patch.in_front() for patch in self.patches) if text]
-        return "; ".join(self.losses() or [self.reason, *fronts, *self._details()])
+        return "; ".join(self.losses() or [self.reason, *fronts, *self.details()])
 
-    def _details(self) -> list[str]:
+    def details(self) -> list[str]:
         """What the implementation has to say of the objects that live now, if it has a function ``details``."""
         details = getattr(sys.modules.get(self.target.implementation), "details", None)
         text = None if details is None else details()
@@ -72,6 +72,11 @@ def met(name: str, module) -> bool:
 def attempts(hook: Hook) -> list[Attempt]:
     """The meetings of ``hook`` in the order they happened, then the targets that it never met."""
     return [a for key, a in list(_attempts.items()) if key[0] == hook.name] + _missed(hook) + _unwatched(hook)
+
+
+def details(name: str) -> list[str]:
+    """What the implementation of the hook ``name`` has to say of the objects that live now."""
+    return [text for key, a in list(_attempts.items()) if key[0] == name and a.state == APPLIED for text in a.details()]
 
 
 def lost() -> list[Attempt]:

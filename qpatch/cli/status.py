@@ -75,11 +75,16 @@ def _import(places: dict, context) -> dict[str, str]:
 
 def _with_places(hook: dict, places, errors: dict, live: bool) -> dict:
     """A row of the snapshot, with what is on disk, and an explanation that knows of it."""
+    from .. import states
+
     found = [place for place in places if place.file is not None]
     failed = [f"{place.package} could not be imported: {errors[str(place.file)]}"
               for place in found if str(place.file) in errors]
     if hook["targets"]:
-        hook["explanation"] = "; ".join([_of_met(hook, found[0].package if found else ""), *failed])
+        said = _of_met(hook, found[0].package if found else "")
+        # Where several modules are patched, the row names none of them, but what lives now is the hook's.
+        now = [text for text in states.details(hook["hook"]) if text not in said]
+        hook["explanation"] = "; ".join([said, *now, *failed])
     if hook["state"] == "waiting":
         said = failed or [place.sentence(live) for place in found or places]
         hook["explanation"] = "; ".join(dict.fromkeys(said))

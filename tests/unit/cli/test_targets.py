@@ -132,6 +132,12 @@ def test_a_hook_that_met_its_target_is_explained_with_the_version_of_it(hook, sa
     assert status._of_met(hook, "nunchaku 1.2.1") == said
 
 
+def test_what_a_hook_says_of_living_objects_is_shown_where_it_has_patched_several_modules(monkeypatch):
+    hook = {"hook": "quant-lora", **met("applied", "applied", "applied")}
+    monkeypatch.setattr("qpatch.states.details", lambda name: ["3 layers beside"] if name == "quant-lora" else [])
+    assert status._with_places(hook, [], {}, True)["explanation"] == "mended, 2 modules; 3 layers beside"
+
+
 def test_status_shows_the_error_of_start_up_and_unknown_switches(monkeypatch, capsys):
     monkeypatch.setattr("qpatch.activation_error", RuntimeError("at start"))
     monkeypatch.setattr("qpatch.states.live", lambda: False)
