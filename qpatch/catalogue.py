@@ -121,7 +121,7 @@ HOOKS: tuple[Hook, ...] = (
             Target("comfy.sd", "qpatch.hooks.quant_lora.bypass", ("load_lora_for_models",)),
         ),
         distributions=("comfyui", "comfy-kitchen"),
-        checked="ComfyUI 0.21.1 to 0.33.0, comfy-kitchen 0.2.31",
+        checked="ComfyUI 0.15.1 to 0.33.0, comfy-kitchen 0.2.31",
         variables=("QPATCH_QUANT_LORA",),
     ),
     Hook(

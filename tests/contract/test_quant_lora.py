@@ -6,7 +6,7 @@ The interpreter that runs the tests has to have qpatch installed and be able to 
 import pytest
 import torch
 from quant_lora_layers import IN, OUT, loaded, lora, patcher_of
-from quant_lora_twins import CPU, FORMATS, agreement, real
+from quant_lora_twins import CPU, FORMATS, agreement, available, real
 
 comfy, vram = real.comfy, real.vram
 
@@ -76,6 +76,21 @@ def test_low_vram_and_partial_unload_keep_the_weight_quantized(comfy, named, mem
     assert linear.weight_function == []
     cosine, ratio = agreement(linear(x) - base, x.double() @ dense.T)
     assert cosine > 0.99 and abs(ratio - 1) < 0.01
+
+
+def test_factors_take_their_room_where_the_model_just_fits(comfy, monkeypatch):
+    monkeypatch.setenv("QPATCH_QUANT_LORA", "side")
+    patcher = patcher_of(comfy, *available(comfy))
+    patcher.unpatch_model(CPU)
+    room = 1.01 * patcher.model_size()
+    adapter, _ = lora(comfy, 16, 0.01)
+    factors = 16 * (OUT + IN) * 4
+    patcher.partially_load(CPU, room)
+    assert not patcher.model.model_lowvram
+    patcher.detach()
+    clone = loaded(patcher, "nvfp4", adapter, memory=room)
+    assert clone.model.model_lowvram and 0 < clone.model.model_loaded_weight_memory + factors <= room
+    assert clone.clone().model_size() == patcher.model_size()
 
 
 def test_dynamic_vram_neither_patches_nor_requantizes_what_runs_beside(comfy, named, vram, monkeypatch):

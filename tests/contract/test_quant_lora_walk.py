@@ -31,7 +31,7 @@ pytestmark = pytest.mark.comfyui
 OUT, IN = 256, 256
 STRENGTHS = st.sampled_from((-1.0, 0.0, 0.3, 1.0))
 #: QPATCH_TEST_WALK multiplies the number of walks, for a night.
-EXAMPLES, STEPS = 6 * int(os.environ.get("QPATCH_TEST_WALK", "1")), 25
+EXAMPLES, STEPS = 20 * int(os.environ.get("QPATCH_TEST_WALK", "1")), 25
 
 
 class World:
