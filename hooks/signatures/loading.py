@@ -42,9 +42,9 @@ LOADING = (
     Signature(
         "out-of-memory", r"OutOfMemoryError: (.*)|CUDA out of memory|Allocation on device \d* ?would exceed",
         "The graphics card's memory was full.",
-        remedy="a smaller picture or batch, or start ComfyUI with --reserve-vram 2; if it worked before an update, update"
-               " ComfyUI again: 0.4.0 counted the layers of Nunchaku models wrongly, and releases of January 2026 took"
-               " too much for a LoRA on an FP8 model",
+        remedy="a smaller picture or batch, or start ComfyUI with --reserve-vram 2; if it worked before an update,"
+               " update ComfyUI again: 0.4.0 counted the layers of Nunchaku models wrongly, and releases of January"
+               " 2026 took too much for a LoRA on an FP8 model",
     ),
     Signature(
         "device-mismatch", r"Expected all tensors to be on the same device",

@@ -25,7 +25,8 @@ LORA = (
         remedy="update the node pack that the traceback names, or use ComfyUI's own LoRA node",
     ),
     Signature(
-        "no-lora-method", r"'Nunchaku(?:QwenImage|ZImage)\w+' object has no attribute '(?:update_lora_params|set_lora\w+)'",
+        "no-lora-method",
+        r"'Nunchaku(?:QwenImage|ZImage)\w+' object has no attribute '(?:update_lora_params|set_lora\w+)'",
         "That release of nunchaku has no LoRA for this model in Python.",
         remedy="in Python: from qpatch.lora import compose; compose(model, [(path, 0.8)])",
     ),
@@ -61,8 +62,8 @@ LORA = (
         "lora-pack-skips",
         r"\[MISS\] Module not found: \S+|Skipping (?:LoKr weights|unsupported LoRA)|Unsupported LoRA format detected"
         r"|LoRA format is unsupported|LoKR \w+ (?:mismatch|failed)|LoKR SVD decomposition failed",
-        "ComfyUI-QwenImageLoraLoader leaves layers of a LoRA out, or the whole file, because its tables do not know their"
-        " names or their kind.",
+        "ComfyUI-QwenImageLoraLoader leaves layers of a LoRA out, or the whole file, because its tables do not know"
+        " their names or their kind.",
         hooks=("lora-loader",), remedy=_OWN_NODE,
     ),
     Signature(
@@ -72,8 +73,8 @@ LORA = (
     ),
     Signature(
         "lora-pack-outlived", r"'NoneType' object has no attribute '(?:to|parameters|_forward|forward)'",
-        "The wrapper that ComfyUI-QwenImageLoraLoader puts around a Nunchaku model has outlived its model, which ComfyUI"
-        " had unloaded.",
+        "The wrapper that ComfyUI-QwenImageLoraLoader puts around a Nunchaku model has outlived its model, which"
+        " ComfyUI had unloaded.",
         frames=r"QwenImageLoraLoader", hooks=("lora-loader",), remedy=_OWN_NODE,
     ),
 )

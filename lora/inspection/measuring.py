@@ -45,8 +45,9 @@ def measure(survey: Survey, progress: Progress | None = None) -> Survey:
 def _workers():
     """A thread for each core, and in it one thread of torch: those of one product wait for each other at each step,
     which takes ten times as long where another program has one of the cores."""
-    before, cores = torch.get_num_threads(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    pool = ThreadPoolExecutor(min(cores or os.cpu_count() or 1, before), initializer=torch.set_num_threads, initargs=(1,))
+    before = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pool = ThreadPoolExecutor(min(cores, before), initializer=torch.set_num_threads, initargs=(1,))
     try:
         yield pool
     finally:

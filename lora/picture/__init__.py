@@ -32,7 +32,7 @@ def draw(survey: Survey, out: str | os.PathLike, *, theme: str = "light", force:
 
 
 def check(out: str | os.PathLike, inputs: Sequence[str | os.PathLike] = (), force: bool = False) -> str:
-    """The suffix of ``out``; raises as :func:`draw` does where nothing can be drawn there, before anything is measured."""
+    """The suffix of ``out``. Raises as :func:`draw` does where nothing can be drawn there: ask before measuring."""
     suffix = Path(out).suffix.lower()
     if suffix not in FORMATS:
         known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"

@@ -1,7 +1,7 @@
 """The style sheet of the HTML map. Colours are custom properties, set for both themes by page.py.
 
-What scrolls sideways cuts off also what hangs out above and below: ``around`` gives the values shown at a cell room there,
-and takes it back by a margin.
+What scrolls sideways cuts off also what hangs out above and below: ``around`` gives the values shown at a cell room
+there, and takes it back by a margin.
 """
 
 STYLE = """\

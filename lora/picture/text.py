@@ -28,7 +28,7 @@ def table(chart: Chart, width: int = 100) -> list[str]:
 
 
 def cells(chart: Chart, row: Row) -> str:
-    """0 to 9 of the end of the scale, "+" beyond it, "." untouched, "?" not known, "o" not measured, blank where there is none."""
+    """0 to 9 of the end of the scale, "+" beyond it, "." untouched, "?" not known, "o" not measured, " " no layer."""
     marks, found, start = [_mark(chart, cell) for cell in row.cells], [], 0
     for _, depth in chart.groups:
         found.append("".join(marks[start:start + depth]))

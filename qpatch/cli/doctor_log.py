@@ -61,7 +61,8 @@ def _finding(finding, advice) -> str:
     times = f", {count(finding.count, 'time')}" if finding.count > 1 else ""
     doubt = "" if finding.certain else "probably, as far as a message without its traceback tells: "
     lines = [f"line {finding.line.number}{times}: {printable(finding.line.text.strip()[:200])}",
-             wrap(doubt + printable(finding.happened), first="  ", indent="  "), wrap(advice.mended, first="  ", indent="  ")]
+             wrap(doubt + printable(finding.happened), first="  ", indent="  "),
+             wrap(advice.mended, first="  ", indent="  ")]
     if advice.todo:
         lines.append(wrap(advice.todo, first="  -> ", indent="     "))
     return "\n".join(lines)

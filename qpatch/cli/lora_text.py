@@ -65,8 +65,9 @@ def _legend(drawn) -> list[str]:
     lines = [wrap(f"{changed} of {len(cells)} layers of {drawn.family} are changed")]
     if drawn.end is not None:
         end = drawn.end
-        lines.append(wrap(f"change: root mean square of the change of one element at strength 1; the strongest"
-                          f" {'usual ' if drawn.beyond else ''}layer is {end.name} ({end.rms:.2e}; norm {end.norm:.3g})"))
+        usual = "usual " if drawn.beyond else ""
+        lines.append(wrap(f"change: root mean square of the change of one element at strength 1; the strongest {usual}"
+                          f"layer is {end.name} ({end.rms:.2e}; norm {end.norm:.3g})"))
         lines.append(wrap("0-9: change relative to it; '.' unchanged; '?' not known without the model's own weight"))
     if drawn.beyond:
         lines.append(wrap(f"+: {caption.beyond(drawn)}"))

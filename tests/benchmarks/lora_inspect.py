@@ -111,7 +111,8 @@ def measured(path: Path, kind: str, count: int) -> str:
     ratios = sorted(values["took"] / values["floor"] for values in rounds)
     peak = max(values["peak"] for values in rounds)
     return (f"listing {middle['listing']:.2f} s, {middle['listed']:.0f} MB | norms {middle['took']:.2f} s, reading"
-            f" alone {middle['floor']:.2f} s, ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            f" alone {middle['floor']:.2f} s, ratio {statistics.median(ratios):.2f}"
+            f" ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             f" | CPU {middle['cpu']:.2f} and {middle['floor_cpu']:.2f} s"
             f" | peak {peak:.0f} MB, of which torch {middle['with_torch']:.0f} MB")
 

@@ -96,9 +96,11 @@ RUN_HERE = sorted({command for _, command in INLINE
 
 
 @pytest.mark.parametrize("command", RUN_HERE)
-def test_every_command_in_a_sentence_runs_with_files_for_its_placeholders(command, folder, monkeypatch, tmp_path, capsys):
+def test_every_command_in_a_sentence_runs_with_files_for_its_placeholders(command, folder, monkeypatch, tmp_path,
+                                                                          capsys):
     monkeypatch.chdir(folder)
-    words = [re.sub(r"^[A-Z]+(?=:|$)", lambda found: STAND_INS[found.group()], word) for word in shlex.split(command)[1:]]
+    words = [re.sub(r"^[A-Z]+(?=:|$)", lambda found: STAND_INS[found.group()], word)
+             for word in shlex.split(command)[1:]]
     words = [str(tmp_path / word) if word.startswith("OUT.") else word for word in words]
     if "--log" in words:
         words[-1] = "comfyui.log"

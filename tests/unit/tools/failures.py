@@ -84,26 +84,31 @@ LOGS = {
     "qwen-calls-list": traceback(
         "AttributeError: 'list' object has no attribute 'to'", EXECUTE, (PACK + r"\models\qwenimage.py", "_forward")),
     "other-patcher": traceback(
-        "TypeError: ModelPatcherAndInjector.unpatch_model() got an unexpected keyword argument 'unpatch_weights'", EXECUTE),
+        "TypeError: ModelPatcherAndInjector.unpatch_model() got an unexpected keyword argument 'unpatch_weights'",
+        EXECUTE),
     "core-moved": traceback("AttributeError: 'Flux' object has no attribute 'diffusion_model'", EXECUTE,
                             (PACK + r"\nodes\models\flux.py", "load_model")),
     "node-arguments": traceback(
-        "TypeError: NunchakuQwenImageDiTLoader.load_model() missing 1 required positional argument: 'cpu_offload'", EXECUTE),
+        "TypeError: NunchakuQwenImageDiTLoader.load_model() missing 1 required positional argument: 'cpu_offload'",
+        EXECUTE),
     "core-module-missing": traceback("ModuleNotFoundError: No module named 'comfy.ldm.lumina.controlnet'",
                                      ("/opt/ComfyUI/custom_nodes/pack/nodes.py", "<module>")),
     "dynamic-hooks": traceback(
-        "RuntimeError: Hooks not implemented in ModelPatcherDynamic. Please remove --fast arguments form ComfyUI startup",
+        "RuntimeError: Hooks not implemented in ModelPatcherDynamic. Please remove --fast arguments form ComfyUI"
+        " startup",
         EXECUTE),
     "flux-lora": traceback("KeyError: 'lora_unet_double_blocks_0_img_attn_qkv.alpha'", EXECUTE,
                            ("/v/nunchaku/lora/flux/diffusers_converter.py", "to_diffusers")),
     "fused-part": traceback(
-        "RuntimeError: The size of tensor a (11520) must match the size of tensor b (3840) at non-singleton dimension 0",
+        "RuntimeError: The size of tensor a (11520) must match the size of tensor b (3840) at non-singleton dimension"
+        " 0",
         EXECUTE, ("/opt/ComfyUI/custom_nodes/ComfyUI-Inspire-Pack/inspire/lora_block_weight.py", "doit")),
     "no-lora-method": traceback(
         "AttributeError: 'NunchakuQwenImageTransformer2DModel' object has no attribute 'update_lora_params'",
         ("script.py", "<module>")),
     "lora-pack-skips":
-        "Skipping LoKr weights for QKV: LoKR support is currently experimental and disabled due to compatibility issues",
+        "Skipping LoKr weights for QKV: LoKR support is currently experimental and disabled due to compatibility"
+        " issues",
     "lora-pack-wrapper": traceback("AttributeError: 'ComfyQwenImageWrapper' object has no attribute 'img_in'", EXECUTE),
     "lora-pack-outlived": traceback(
         "AttributeError: 'NoneType' object has no attribute 'to'", EXECUTE,

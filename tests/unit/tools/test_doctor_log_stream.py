@@ -19,7 +19,9 @@ def encoded(text, encoding, mark=b""):
 
 
 @pytest.mark.parametrize(("encoding", "mark"), [
-    ("utf-8", b""), ("utf-8", b"\xef\xbb\xbf"), ("utf-16-le", b"\xff\xfe"), ("utf-16-be", b"\xfe\xff"), ("utf-16-le", b"")])
+    ("utf-8", b""), ("utf-8", b"\xef\xbb\xbf"), ("utf-16-le", b"\xff\xfe"), ("utf-16-be", b"\xfe\xff"),
+    ("utf-16-le", b""),
+])
 @pytest.mark.parametrize("chunk", [7, 1 << 20])
 def test_encodings_of_windows_are_told_apart_whatever_the_pieces_that_are_read(encoding, mark, chunk, monkeypatch):
     monkeypatch.setattr(log_stream, "CHUNK", chunk)

@@ -138,7 +138,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(c
     _, path = written()
     monkeypatch.setattr(inspection, "measure", None)
     (tmp_path / "there.html").write_text("old")
-    for name, reason in (("x.pdf", "a picture's name ends in"), ("there.html", "--force"), ("gone/x.html", "no folder")):
+    for name, reason in (("x.pdf", "picture's name ends in"), ("there.html", "--force"), ("gone/x.html", "no folder")):
         code, _, err = command("inspect", path, "--plot", tmp_path / name)
         assert code == 1 and reason in err and len(err.splitlines()) == 1
 
