@@ -8,7 +8,7 @@ LORA = (
     Signature(
         "zimage-lora", r"^(?:AssertionError|ValueError)\b(?:: )?(.*)",
         "ComfyUI-nunchaku's own LoRA code for Z-Image knows plain LoRA with all of q, k, v and w1, w3 only, and stops"
-        " at every other file (LoKr, a part of them, norms, biases).",
+        " at every other file (LoKr, a part of them, norms, biases), and at the first bias of a merged model.",
         frames=r"model_patcher[\\/]zimage\.py", hooks=("lora-loader",),
     ),
     Signature(
