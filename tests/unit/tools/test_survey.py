@@ -180,3 +180,16 @@ def test_a_bad_file_is_refused_and_not_kept_open(tmp_path):
     path.write_bytes(b"PK\x03\x04 something")
     with pytest.raises(FileError, match=re.escape("bad.safetensors")):
         survey(path)
+
+
+def test_norms_are_the_same_on_any_number_of_threads_and_torch_keeps_its_own(written):
+    _, path = written("ai-toolkit", "z-image", blocks=3)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append([facts.spot_norms for facts in measure(survey(path)).layers])
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]
