@@ -6,9 +6,15 @@ _OWN_NODE = "use ComfyUI's own LoRA loader node: with qpatch it works on Nunchak
 
 LORA = (
     Signature(
+        "zimage-merge", r"^AssertionError: Unexpected key: (diffusion_model\.\S+)",
+        "A Nunchaku Z-Image model was merged or subtracted; ComfyUI-nunchaku's patcher stops at the first weight that is"
+        " no matrix.",
+        hooks=("lora-loader",),
+    ),
+    Signature(
         "zimage-lora", r"^(?:AssertionError|ValueError)\b(?:: )?(.*)",
         "ComfyUI-nunchaku's own LoRA code for Z-Image knows plain LoRA with all of q, k, v and w1, w3 only, and stops"
-        " at every other file (LoKr, a part of them, norms, biases), and at the first bias of a merged model.",
+        " at every other file (LoKr, a part of them, norms, biases).",
         frames=r"model_patcher[\\/]zimage\.py", hooks=("lora-loader",),
     ),
     Signature(

@@ -48,6 +48,9 @@ LOGS = {
     "quant-copy": traceback("RuntimeError: Attempted to call copy_() on an invalid python storage.", EXECUTE),
     "quant-keys": traceback("AttributeError: 'Linear' object has no attribute 'weight_scale'",
                             ("/opt/ComfyUI/comfy/model_patcher.py", "get_key_patches")),
+    "zimage-merge": traceback(
+        "AssertionError: Unexpected key: diffusion_model.noise_refiner.1.adaLN_modulation.0.bias", EXECUTE,
+        (PACK + r"\model_patcher\zimage.py", "patch_weight_to_device")),
     "zimage-lora": traceback(
         "AssertionError", EXECUTE, (PACK + r"\model_patcher\zimage.py", "patch_weight_to_device")),
     "lora-shape":
