@@ -5,7 +5,8 @@
 Baking is what ComfyUI does to one weight, with comfy_kitchen's CPU backend: dequantize, add the product of the
 factors in float32, quantize again. The pair is composed from the same factors, choice included. A CPU runs most
 formats by dequantizing the weight at each forward, which hides the cost of the pair; so the pair alone is set
-against a plain bfloat16 product of the layer's size too. On a GPU: --device cuda. Medians.
+against a plain bfloat16 product of the layer's size too. On a GPU: --device cuda. Medians; on a CPU of the
+process's own time, which a busy machine does not lengthen (OMP_NUM_THREADS=1).
 """
 
 import argparse
@@ -50,13 +51,13 @@ class Adapter:
 
 def clock(call, rounds, device):
     """Median of the milliseconds of ``call``."""
-    times = []
+    times, now = [], time.process_time if torch.device(device).type == "cpu" else time.perf_counter
     for _ in range(rounds):
         _wait(device)
-        start = time.perf_counter()
+        start = now()
         call()
         _wait(device)
-        times.append((time.perf_counter() - start) * 1e3)
+        times.append((now() - start) * 1e3)
     return statistics.median(times)
 
 
