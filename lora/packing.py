@@ -62,14 +62,12 @@ def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if rank % SIDE:
         up = torch.cat((up, up.new_zeros(channels, padded(rank) - rank)), dim=1)
         rank = padded(rank)
-    packed = torch.empty(channels // SIDE, rank // SIDE, SIZE, dtype=dtype, device=up.device)
-    source, result = _lanes(up, torch.int64), packed.view(torch.int64).view(-1)
-    index, size = _up_index(rank, up.device), channels * rank // 4
-    block = _block(rank)
-    for start in range(0, size, block):
-        stop = min(start + block, size)
-        torch.index_select(source[start:stop], 0, index[:stop - start], out=result[start:stop])
-    return packed
+    source, index = _lanes(up, torch.int64), _up_index(rank, up.device)
+    result = torch.empty_like(source)
+    blocks = zip(source.split(len(index)), result.split(len(index))) if len(source) > len(index) else ((source, result),)
+    for lanes, packed in blocks:
+        torch.index_select(lanes, 0, index if len(lanes) == len(index) else index[:len(lanes)], out=packed)
+    return result.view(dtype).view(channels // SIDE, rank // SIDE, SIZE)
 
 
 def ranks_of_up(ranks: int) -> torch.Tensor:
@@ -102,11 +100,11 @@ def unpack_vector(packed: torch.Tensor) -> torch.Tensor:
 
 def _lanes(factor: torch.Tensor, lane: torch.dtype) -> torch.Tensor:
     """The memory of a contiguous 16-bit matrix as one row of wider lanes."""
-    factor = factor.contiguous()
-    if factor.storage_offset() % (lane.itemsize // factor.element_size()):
+    factor = factor.contiguous().view(-1)
+    if factor.storage_offset() % (lane.itemsize // factor.itemsize):
         # A tensor of a file may begin between two lanes.
         factor = factor.clone()
-    return factor.view(-1).view(lane)
+    return factor.view(lane)
 
 
 @lru_cache(maxsize=32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -51,10 +52,17 @@ class Block:
     ranks: torch.Tensor | None = None
     _largest: float | None = None
 
+    @cached_property
+    def loras(self) -> frozenset[int | None]:
+        """The LoRAs whose strengths are in the scales."""
+        return frozenset(scale.lora for scale in self.scales)
+
     def factor(self, strengths: Sequence[float], device: torch.device) -> float | torch.Tensor:
         """The multiplier: one number, or a float32 tensor on ``device`` that is broadcast over the values."""
+        if self.ranks is None:
+            return self.scales[0].at(strengths)
         factors = [scale.at(strengths) for scale in self.scales]
-        if len(factors) == 1 or len(set(factors)) == 1:
+        if len(set(factors)) == 1:
             return factors[0]
         each = torch.tensor([factor for factor, scale in zip(factors, self.scales) for _ in range(scale.ranks)])
         padding = torch.zeros(int(self.ranks.max()) + 1 - len(each))
@@ -62,7 +70,7 @@ class Block:
 
     def check(self, strengths: Sequence[float], dtype: torch.dtype, path: str) -> None:
         """Raise :class:`NonFiniteError` where a scaled value would not fit ``dtype``."""
-        factor = max(abs(scale.at(strengths)) for scale in self.scales)
+        factor = max([abs(scale.at(strengths)) for scale in self.scales])
         if factor <= 1 and dtype == self.values.dtype:
             return
         if self._largest is None:
@@ -74,13 +82,15 @@ class Block:
 
     def write(self, view: torch.Tensor, factor: float | torch.Tensor) -> None:
         """Multiplied by ``factor`` of :meth:`factor`, into the region of ``view``."""
-        target = view[self.region]
+        target, values = view[self.region], self.values
+        if values.device != target.device:
+            values = values.to(target.device)
         if isinstance(factor, torch.Tensor):
-            torch.mul(self.values.to(target.device), factor, out=target)
+            torch.mul(values, factor, out=target)
         elif factor == 1:
-            target.copy_(self.values)
+            target.copy_(values)
         else:
-            torch.mul(self.values.to(target.device), factor, out=target)
+            torch.mul(values, factor, out=target)
 
 
 @dataclass(eq=False)
@@ -109,7 +119,7 @@ class Blocks:
 
     def prepare(self, owner, before, strengths, changed):
         tensor = self.tensor_of(owner, self.name)
-        concerned = [block for block in self.blocks if any(scale.lora in changed for scale in block.scales)]
+        concerned = [block for block in self.blocks if not changed.isdisjoint(block.loras)]
         if not concerned:
             return None
         for block in concerned:

@@ -17,7 +17,7 @@ from ..packing import SIDE, fragments, padded
 from .blocks import Block, Blocks, Scale, fits, normalized
 from .budget import squeeze
 from .change import Change, parameter_like
-from .placed import Branch, Placed, gather
+from .placed import Placed, gather
 from .site import Draft, Site
 from .sums import bias_sum
 
@@ -62,10 +62,11 @@ class SVDQDraft(Draft):
                             expected="float16 or bfloat16, extents and rank that are multiples of 16",
                             found=f"{dtype}, {site.out} x {site.inp}, rank {base_rank}")
         branch = gather(site, parts, strengths, max_rank)
-        if _padded(branch) > MAX_RANK - base_rank:
-            branch = squeeze(branch, site, strengths, MAX_RANK - base_rank - SIDE)
-        self.rank, self.lines, self.fixed = _padded(branch), branch.lines, branch.fixed
         self.groups = _groups(branch.placed)
+        if _padded(self.groups) > MAX_RANK - base_rank:
+            branch = squeeze(branch, site, strengths, MAX_RANK - base_rank - SIDE)
+            self.groups = _groups(branch.placed)
+        self.rank, self.lines, self.fixed = _padded(self.groups), branch.lines, branch.fixed
         self.bias = bias_sum(site, parts, strengths, packing.pack_vector)
 
     def build(self, rank=None):
@@ -116,8 +117,8 @@ def _groups(placed: list[Placed]) -> list[list[Placed]]:
     return [*groups, rest] if rest else groups
 
 
-def _padded(branch: Branch) -> int:
-    return sum(padded(sum(one.term.rank for one in group)) for group in _groups(branch.placed))
+def _padded(groups: list[list[Placed]]) -> int:
+    return sum(padded(sum(one.term.rank for one in group)) for group in groups)
 
 
 def _pack(site: SVDQSite, group: list[Placed], at: int, dtype) -> tuple[list[torch.Tensor], Block]:

@@ -4,13 +4,17 @@
 
 Floor of a composition: bytes of LoRA factors read + bytes of proj_* written, over the copy bandwidth (a 256 MiB
 torch copy, read + write, taken just before and after each round). Floor of a strength change: bytes of up factors read +
-bytes of the appended part of proj_up written. The first round of a process also pays for memory that the
-system has never handed out before; it is shown apart.
+bytes of the appended part of proj_up written. Each line is measured in a process of its own. Its first round also pays
+for memory that the system has never handed out before, and is shown apart; after it the allocator keeps what is freed,
+because a page of new memory costs more than to fill it, and copies into memory that is there are what the floor is.
 """
 
 import argparse
+import ctypes
+import itertools
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -188,6 +192,15 @@ def run(name, rank, files, rounds, bandwidth, folder):
           f"peak {memory.extra / sizes[1]:4.2f}x of {sizes[1] / 2**20:.0f} MiB", flush=True)
 
 
+def keep_freed_memory():
+    """Let glibc's malloc give nothing back to the system; other allocators stay as they are."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        trim_threshold, mmap_threshold = -1, -3
+        mallopt(trim_threshold, -1)
+        mallopt(mmap_threshold, 32 << 20)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
@@ -196,13 +209,17 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the LoRA files are kept; default: a temporary one")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    bandwidth = Bandwidth()
+    combinations = list(itertools.product(options.models, options.ranks, options.files))
     with tempfile.TemporaryDirectory() as temporary:
-        for name in options.models:
-            for rank in options.ranks:
-                for files in options.files:
-                    run(name, rank, files, options.rounds, bandwidth, options.folder or Path(temporary))
+        folder = options.folder or Path(temporary)
+        if len(combinations) > 1:
+            for name, rank, files in combinations:
+                subprocess.run([sys.executable, __file__, "--models", name, "--ranks", str(rank), "--files", str(files),
+                                "--rounds", str(options.rounds), "--folder", folder], check=True)
+            return
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        run(*combinations[0], options.rounds, Bandwidth(), folder)
 
 
 if __name__ == "__main__":
