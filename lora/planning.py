@@ -140,6 +140,10 @@ class Plan:
         return f"Plan for {type(self.root).__name__}: {len(self.sites)} modules change ({listed})\n{self.report}"
 
 
+def _nothing_shown(done: int, total: int) -> None:
+    """Where the caller shows the progress of :meth:`Plan.apply` itself: no bar of ours before it."""
+
+
 @entry
 def plan(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_rank: int = 128, *, strict: bool = False,
          leave_out: LeaveOut | None = None, metadata_alpha: bool = False, convention: str = "comfyui",
@@ -167,7 +171,8 @@ def plan(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_ra
     loaded, report, sites, coverages = [], Report(), {}, []
     for source, strength in loras:
         started = time.perf_counter()
-        found = reading.read(source, family, places, len(loaded), asked, strict or len(loras) == 1)
+        found = reading.read(source, family, places, len(loaded), asked, strict or len(loras) == 1,
+                             progress and _nothing_shown)
         found.report.seconds = time.perf_counter() - started
         report.files.append(found.report)
         found.report.strength = number(strength, found.report.name)

@@ -16,6 +16,7 @@ from .files import LoraFile, open_lora
 from .keys import Target
 from .modules import Part, Site
 from .placement import NoPlace, Place, Places
+from .progress import Progress, track
 from .report import FileReport
 from .terms import Delta
 
@@ -71,8 +72,9 @@ class Reading:
     parts: list[tuple[Site, Part]] = field(default_factory=list)
 
 
-def read(source: Source, family: Family, places: Places, number: int, asked: Asked, strict: bool) -> Reading:
-    """Open ``source`` and place its layers, as LoRA ``number`` of the stack.
+def read(source: Source, family: Family, places: Places, number: int, asked: Asked, strict: bool,
+         progress: Progress | None = None) -> Reading:
+    """Open ``source`` and place its layers, as LoRA ``number`` of the stack; a bar appears unless there is a ``progress``.
 
     Raises the :class:`LoraError` that refuses it if ``strict``, else hands it over in the result.
     """
@@ -83,7 +85,7 @@ def read(source: Source, family: Family, places: Places, number: int, asked: Ask
         reading.report.name, reading.file = file.name, file
         reading.coverage = Coverage(file, reading.report)
         taken: Taken = {}
-        for target, adapter in file.layers.items():
+        for target, adapter in track(file.layers.items(), len(file.layers), f"reading {file.name}", progress):
             reading.parts += _placed(target, adapter, places, number, reading.coverage, taken)
         reading.coverage.settle()
         if not reading.parts:

@@ -21,7 +21,7 @@ from .. import dequantize
 from .blocks import Block, Blocks, Scale, fits, normalized
 from .change import Change
 from .placed import gather
-from .site import Draft, Site
+from .site import Draft, Site, not_loaded
 from .sums import bias_sum
 
 DOWN, UP = "qpatch_lora_down", "qpatch_lora_up"
@@ -71,6 +71,8 @@ class AWQSite(BranchSite):
 
     def __init__(self, path: str, owner: nn.Module):
         scales = owner.wscales
+        if scales is None or scales.is_meta:
+            raise not_loaded(path)
         super().__init__(path, owner, scales.shape[1], owner.qweight.shape[1] * 2)
         self.splits = self.out // self.inp if self.out % self.inp == 0 else 1
 

@@ -14,7 +14,7 @@ from torch import nn
 from ..errors import PlanError
 from .change import Change, parameter_like
 from .placed import line
-from .site import Draft, Site
+from .site import Draft, Site, not_loaded
 from .sums import Addend, Sum, bias_sum, weight_addends
 
 #: Formats with so few bits that a small change may be rounded away: what is left of it is measured.
@@ -29,9 +29,8 @@ class LinearSite(Site):
     def __init__(self, path: str, owner: nn.Module, attribute: str = "weight"):
         self.attribute = attribute
         weight = getattr(owner, attribute)
-        if weight is None:
-            raise PlanError("the layer has no weight yet: ComfyUI fills it when the checkpoint is loaded; "
-                            "compose after that", key=path)
+        if weight is None or weight.is_meta:
+            raise not_loaded(path)
         if weight.dim() not in (1, 2) or not weight.is_floating_point():
             raise PlanError("the weight is no matrix of floats", key=path, found=f"{list(weight.shape)} {weight.dtype}")
         out, inp = (*weight.shape, None)[:2]

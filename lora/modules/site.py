@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from ..errors import PlanError
 from ..keys import Target
 from ..report import Applied
 from ..terms import Delta
@@ -35,6 +36,12 @@ class Part:
     rows: slice
     rank: int | None = None
     scale: float = 1.0
+
+
+def not_loaded(path: str) -> PlanError:
+    """Why a layer without data (none, or on the meta device) cannot be changed."""
+    return PlanError("the layer has no weight yet: ComfyUI fills it when the checkpoint is loaded; compose after that",
+                     key=path)
 
 
 class Draft(abc.ABC):

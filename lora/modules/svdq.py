@@ -18,7 +18,7 @@ from .blocks import Block, Blocks, Scale, fits, normalized
 from .budget import squeeze
 from .change import Change, parameter_like
 from .placed import Placed, gather
-from .site import Draft, Site
+from .site import Draft, Site, not_loaded
 from .sums import bias_sum
 
 #: Ranks that the kernels take in all; beyond it they compute garbage without an error.
@@ -33,6 +33,8 @@ class SVDQSite(Site):
     def __init__(self, path: str, owner: nn.Module, prefix: str = ""):
         self.prefix = prefix
         down, up = getattr(owner, prefix + "proj_down"), getattr(owner, prefix + "proj_up")
+        if down is None or up is None or down.is_meta or up.is_meta:
+            raise not_loaded(path)
         super().__init__(path, owner, up.shape[0], down.shape[0])
 
     def named(self, name: str):

@@ -138,6 +138,14 @@ def test_a_layer_whose_weight_is_not_loaded_yet_is_refused_by_name(model):
     assert lora.compose(model, [(pair(), 1.0)]).complete
 
 
+@pytest.mark.parametrize("layer, out, inp", [
+    ("img_in", 64, 16), ("transformer_blocks.0.attn.to_add_out", 64, 64), ("transformer_blocks.0.img_mod.1", 384, 64)])
+def test_a_layer_on_the_meta_device_is_refused_by_name(model, layer, out, inp):
+    model.get_submodule(layer).to("meta")
+    with pytest.raises(lora.PlanError, match=f"{layer}: the layer has no weight yet"):
+        lora.compose(model, [(pair(layer, out=out, inp=inp), 1.0)])
+
+
 class TestStacks:
     def test_a_bad_file_is_left_out_and_said_and_the_others_apply(self, model, tmp_path, caplog):
         broken = tmp_path / "broken.safetensors"
@@ -269,6 +277,15 @@ class TestProgress:
             monkeypatch.setattr(sys, "stderr", stream)
             run(2)
             assert bool(written) is terminal
+
+    def test_reading_a_file_has_a_bar_too_unless_the_caller_shows_progress(self, model, monkeypatch):
+        made = []
+        monkeypatch.setattr(progress, "_DELAY", -1)
+        monkeypatch.setattr(progress, "_bar", lambda title, total: made.append(title) or ((lambda done: None), (lambda: None)))
+        lora.plan(model, [(pair(), 1.0)])
+        assert made == ["reading <dict>"]
+        lora.compose(model, [(pair(), 1.0)], progress=lambda done, total: None)
+        assert len(made) == 1
 
     def test_the_callers_callback_takes_the_place_of_a_bar(self):
         seen = []
