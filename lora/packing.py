@@ -111,7 +111,7 @@ def _lanes(factor: torch.Tensor, lane: torch.dtype) -> torch.Tensor:
 def _down_index(channels: int, device: torch.device) -> torch.Tensor:
     """Lane of 16 rows [16, channels] (two channels a lane) that stands at each place of the packed fragments."""
     # rank = (k-lane 4, k-pack 2, element 2) of up; as down's n that is (n-pack = k-pack, n-lane = k-lane, element).
-    lanes = torch.arange(SIDE * channels // 2).view(4, 2, 2, channels // SIDE, 2, 4)
+    lanes = torch.arange(SIDE * channels // 2, dtype=torch.int32).view(4, 2, 2, channels // SIDE, 2, 4)
     return lanes.permute(3, 0, 2, 5, 1, 4).reshape(-1).to(device)
 
 
@@ -124,5 +124,5 @@ def _block(rank: int) -> int:
 @lru_cache(maxsize=32)
 def _up_index(rank: int, device: torch.device) -> torch.Tensor:
     """The same for one block of an ``up`` [channels, rank], four ranks a lane."""
-    lanes = torch.arange(_block(rank)).view(-1, 2, 8, rank // SIDE, 4)
+    lanes = torch.arange(_block(rank), dtype=torch.int32).view(-1, 2, 8, rank // SIDE, 4)
     return lanes.permute(0, 3, 2, 4, 1).reshape(-1).to(device)
