@@ -1,6 +1,6 @@
 """Ctrl-C anywhere in what changes a model: it is as it was, or done; nothing is locked; everything works afterwards.
 
-QPATCH_TEST_STEP=1 tries every line; by default it is every 97th, beginning elsewhere for each action.
+QPATCH_TEST_STEP=1 tries every line; by default it is every 197th, beginning elsewhere for each action.
 """
 
 import os
@@ -16,7 +16,7 @@ from faults.actions import NAMES, actions, check_after
 
 from qpatch import lora
 
-STEP = int(os.environ.get("QPATCH_TEST_STEP", 97))
+STEP = int(os.environ.get("QPATCH_TEST_STEP", 197))
 PACKAGE = str(Path(lora.__file__).parent)
 
 
@@ -116,9 +116,9 @@ def storm(seed, tries):
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX's")
 def test_real_signals_at_random_moments_leave_the_old_state_or_the_new_one():
-    done = storm(seed=0, tries=90)
+    done = storm(seed=0, tries=45)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[1]) > 10
+    assert int(done.stdout.split()[1]) > 5
 
 
 def test_a_real_sigint_from_another_process_ends_a_composition_and_nothing_else():

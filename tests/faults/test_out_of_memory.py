@@ -1,6 +1,6 @@
 """Out of memory at each allocation of everything that changes a model: it is as it was, or done, and goes on working.
 
-QPATCH_TEST_STEP=1 tries every allocation; by default it is every 5th, another one for each action.
+QPATCH_TEST_STEP=1 tries every allocation; by default it is every 11th, another one for each action.
 """
 
 import os
@@ -12,7 +12,7 @@ from faults.actions import NAMES, actions, check_after
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-STEP = int(os.environ.get("QPATCH_TEST_STEP", 5))
+STEP = int(os.environ.get("QPATCH_TEST_STEP", 11))
 
 
 class Exhausted(TorchDispatchMode):
