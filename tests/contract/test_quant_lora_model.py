@@ -49,6 +49,17 @@ def test_baked_by_comfyui_the_effect_is_the_measured_reason_for_the_hook(twins, 
     assert cosine < 0.8
 
 
+@pytest.mark.parametrize("rank, size, strength", EXTREMES)
+def test_with_the_format_s_own_product_the_output_is_that_of_the_exact_change_beside_it(twins, rank, size, strength):
+    """Activations that are quantized as well have a noise of their own, in which a small LoRA's effect on the output is
+    hard to see by subtracting. What the format gives is its own product and the change beside it, added exactly."""
+    base = twins.run(twins.patcher)
+    patcher, changes = twins.with_loras(twins.patcher, [twins.lora(rank, size) for _ in range(3)], strength)
+    exact = twins.beside(changes)
+    cosine, ratio = agreement(twins.run(patcher) - base, exact - base)
+    assert cosine > 0.99 and abs(ratio - 1) < 0.01, (cosine, ratio)
+
+
 def test_with_the_format_s_own_product_a_lora_costs_no_accuracy_that_the_base_has(twins):
     """Activations that are quantized as well have a noise of their own, in which the effect of a small LoRA on the
     output is lost for anybody who subtracts; so the model with LoRA is compared, not the difference."""
