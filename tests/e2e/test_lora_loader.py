@@ -8,6 +8,7 @@ from emulation.cases import Cases
 from emulation.effect import Pairs
 from emulation.fixtures import clip, count_calls  # noqa: F401
 from emulation.life import LifeCases
+from emulation.long_run import LongRunCases
 from emulation.merging import MergingCases
 from emulation.surroundings import SurroundingCases
 from emulation.users import UserCases
@@ -47,4 +48,8 @@ class TestMergingOnStandins(MergingCases):
 
 
 class TestUsersOnStandins(UserCases):
+    pass
+
+
+class TestLongRunOnStandins(LongRunCases):
     pass
