@@ -11,7 +11,7 @@ from faults.long_run import PYTHON, growth
 from .cases import Restoring, load
 from .effect import example, only
 
-SWITCHES = int(os.environ.get("QPATCH_TEST_SWITCHES", 24))
+SWITCHES = int(os.environ.get("QPATCH_TEST_SWITCHES", 12))
 
 
 class LongRunCases(Restoring):
