@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """No search for dead cycles inside: opening a file of 100,000 keys makes none, and spent half its time in the search.
+    """No search for dead cycles inside: opening a file of 100,000 keys makes none, and spent half its time on it.
 
     Where threads overlap the collector is on again when the first of them is done; none leaves it off.
     """

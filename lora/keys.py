@@ -56,7 +56,8 @@ _TEXT_ENCODER = re.compile(r"(base_model\.model\.)?text_encoders?(_\d)?\.|lora_t
 DOTTED_PREFIXES = ("base_model.model.", "base_model.", "model.", "diffusion_model.", "transformer.", "pipe.", "dit.")
 FLAT_PREFIXES = ("lora_unet__", "lora_unet_", "lycoris_", "lora_transformer_")
 
-_PREFIX = re.compile("(?:{})|(?:{})*".format(*("|".join(map(re.escape, known)) for known in (FLAT_PREFIXES, DOTTED_PREFIXES))))
+_FLAT, _DOTTED = ("|".join(map(re.escape, known)) for known in (FLAT_PREFIXES, DOTTED_PREFIXES))
+_PREFIX = re.compile(f"(?:{_FLAT})|(?:{_DOTTED})*")
 
 
 def strip_prefix(stem: str) -> str:

@@ -111,8 +111,8 @@ class Layer:
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether all elements are finite numbers.
 
-    A sum takes half the time of the extremes and a tenth of ``isfinite``'s. It is NaN or Inf if any element is; where it
-    overflows without one, the extremes decide.
+    A sum takes half the time of the extremes and a tenth of ``isfinite``'s. It is NaN or Inf if any element is; where
+    it overflows without one, the extremes decide.
     """
     # float32 takes the sum of any number of float16 values.
     if math.isfinite(tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None).item()):

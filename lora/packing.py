@@ -56,7 +56,10 @@ def pack_down(down: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
 
 
 def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``up`` [out, rank] packed: (out / 16, padded(rank) / 16, 256) in the 16-bit ``dtype``; ``out`` is a multiple of 16."""
+    """``up`` [out, rank] packed: (out / 16, padded(rank) / 16, 256) in the 16-bit ``dtype``.
+
+    ``out`` is a multiple of 16.
+    """
     channels, rank = up.shape
     up = up.to(dtype)
     if rank % SIDE:
@@ -64,8 +67,7 @@ def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         rank = padded(rank)
     source, index = _lanes(up, torch.int64), _up_index(rank, up.device)
     result = torch.empty_like(source)
-    blocks = zip(source.split(len(index)), result.split(len(index))) if len(source) > len(index) else ((source, result),)
-    for lanes, packed in blocks:
+    for lanes, packed in zip(source.split(len(index)), result.split(len(index))):
         torch.index_select(lanes, 0, index if len(lanes) == len(index) else index[:len(lanes)], out=packed)
     return result.view(dtype).view(channels // SIDE, rank // SIDE, SIZE)
 

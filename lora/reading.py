@@ -74,8 +74,9 @@ class Reading:
 
 def read(source: Source, family: Family, places: Places, number: int, asked: Asked, strict: bool,
          progress: Progress | None = None) -> Reading:
-    """Open ``source`` and place its layers, as LoRA ``number`` of the stack; a bar appears unless there is a ``progress``.
+    """Open ``source`` and place its layers, as LoRA ``number`` of the stack.
 
+    A bar appears unless there is a ``progress``.
     Raises the :class:`LoraError` that refuses it if ``strict``, else hands it over in the result.
     """
     _, _, metadata_alpha, convention = asked.options
@@ -129,7 +130,8 @@ def _placed(target: Target, adapter: Adapter, places: Places, number: int, cover
     try:
         where = places.find(target, adapter.shape)
         _check_size(where, adapter)
-        first = taken.setdefault(tuple((place.site.path, place.rows.start, place.rows.stop) for place in where), adapter)
+        rows = tuple((place.site.path, place.rows.start, place.rows.stop) for place in where)
+        first = taken.setdefault(rows, adapter)
         if first is not adapter:
             _tied(first, adapter, coverage)
             return []

@@ -82,7 +82,7 @@ def split_suffix(key: str) -> tuple[str, Role, str | None] | None:
 
 @lru_cache(maxsize=1024)
 def _meaning(ending: tuple[str, ...]) -> tuple[int, Role, str | None] | None:
-    """(number of components that make the suffix, role, adapter's name) of the last components, at most three, of a key."""
+    """(components of the suffix, role, adapter's name) of the last components of a key, at most three."""
     for length in range(len(ending), 0, -1):
         first, *rest = ending[-length:]
         role = SUFFIXES.get((first, *rest))

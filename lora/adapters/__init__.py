@@ -64,7 +64,7 @@ def from_layer(layer: Layer) -> Adapter:
 
 @lru_cache(maxsize=256)
 def _sorted(roles: tuple[Role, ...]) -> tuple[Role | None, list[type[Adapter]]]:
-    """(a role that is not supported or None, the kinds that the others mark); of few different sets of roles in a file."""
+    """(a role that is not supported or None, the kinds that the others mark); few sets of them differ."""
     unsupported = next((role for role in roles if role in UNSUPPORTED), None)
     return unsupported, list(dict.fromkeys(_KIND_OF[role] for role in roles if role in _KIND_OF))
 

@@ -137,7 +137,8 @@ def _pack(site: SVDQSite, group: list[Placed], at: int, dtype) -> tuple[list[tor
         up, rows = _side_by_side(site, group, scaled, dtype), slice(0, site.out // SIDE)
         ranks = packing.ranks_of_up(padded(down.shape[0]))
     columns = list(packing.pack_down(down, dtype))
-    block = Block(packing.pack_up(up, dtype), (rows, slice(at, at + len(columns))), scales, str(group[0].part.target), ranks)
+    region, source = (rows, slice(at, at + len(columns))), str(group[0].part.target)
+    block = Block(packing.pack_up(up, dtype), region, scales, source, ranks)
     return columns, block
 
 
