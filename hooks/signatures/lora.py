@@ -7,8 +7,8 @@ _OWN_NODE = "use ComfyUI's own LoRA loader node: with qpatch it works on Nunchak
 LORA = (
     Signature(
         "zimage-merge", r"^AssertionError: Unexpected key: (diffusion_model\.\S+)",
-        "A Nunchaku Z-Image model was merged or subtracted; ComfyUI-nunchaku's patcher stops at the first weight that is"
-        " no matrix.",
+        "A Nunchaku Z-Image model was merged or subtracted; ComfyUI-nunchaku's patcher stops at the first weight that"
+        " is no matrix.",
         hooks=("lora-loader",),
     ),
     Signature(

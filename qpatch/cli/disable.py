@@ -22,7 +22,7 @@ def run(arguments) -> int:
         print(f"removed: {path}")
     if not removed:
         print(f"there was no start-up file of qpatch in {folder}")
-    elsewhere = [path for path in startup.present(places.site_folders(), sys.version_info[:2])]
+    elsewhere = list(startup.present(places.site_folders(), sys.version_info[:2]))
     if elsewhere:
         print(wrap(f"still active through {', '.join(map(str, elsewhere))}"
                    + ("" if arguments.user else " (qpatch disable --user, if that is the user's)")))

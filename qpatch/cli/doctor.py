@@ -13,8 +13,8 @@ def configure(parser) -> None:
                         help="ComfyUI's folder (or a base folder with custom_nodes in it; may be given twice)."
                              " It is read only; nothing of it is imported or started")
     parser.add_argument("--log", metavar="FILE",
-                        help="look for known failures in a log of ComfyUI instead, or in a traceback (- reads standard input):"
-                             " exit code 1 if an error is in it")
+                        help="look for known failures in a log of ComfyUI instead, or in a traceback (- reads standard"
+                             " input): exit code 1 if an error is in it")
     parser.epilog = """verdicts:
   ok       as it should be
   note     nothing is wrong, but good to know

@@ -34,8 +34,7 @@ def _facts(survey):
     yield "stored as", _counted(survey.dtypes.elements(), "tensor")
     yield "triggers", "; ".join(about.triggers)
     yield "tags", ", ".join(f"{tag} ({number})" for tag, number in about.tags[:TAGS_SHOWN])
-    for name, text in about.facts.items():
-        yield name, text
+    yield from about.facts.items()
 
 
 def _counted(values, noun: str = "layer") -> str:

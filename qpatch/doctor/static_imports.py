@@ -76,7 +76,7 @@ def _lacking(package: Path, module: str, name: str | None):
     return None if _defines(file, name) else (module, name)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _defines(file: Path, name: str) -> bool:
     """Whether the module in ``file`` may have ``name``; in doubt, yes."""
     for node in ast.walk(_tree(file)):

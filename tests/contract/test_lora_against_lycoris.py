@@ -63,7 +63,7 @@ def test_adapter_made_by_lycoris_changes_the_layer_as_in_training(name):
     options = {"linear_dim": 2, "linear_alpha": 1.0, **ALGORITHMS[name]}
     network = lycoris.create_lycoris(outer, 1.0, preset="full", **options)
     network.apply_to()
-    for key, parameter in network.named_parameters():
+    for parameter in network.parameters():
         if parameter.is_floating_point():
             parameter.add_(0.2 * torch.randn_like(parameter))
     tensors = {key: value.detach().clone() for key, value in network.state_dict().items() if not key.endswith("scalar")}

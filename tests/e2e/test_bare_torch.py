@@ -1,4 +1,4 @@
-"""An environment as the README's first command makes it: torch, safetensors, and neither numpy nor matplotlib nor tqdm."""
+"""An environment as the README's first command makes it: torch and safetensors, no numpy, matplotlib or tqdm."""
 
 import producers
 import pytest

@@ -1,8 +1,6 @@
 """LoRA nodes on tiny Nunchaku models: stand-ins for ComfyUI, its node pack and nunchaku, kernels emulated in float."""
 
 import pytest
-
-import qpatch
 from emulation import world
 from emulation.cases import Cases
 from emulation.effect import Pairs
@@ -13,6 +11,8 @@ from emulation.merging import MergingCases
 from emulation.surroundings import SurroundingCases
 from emulation.users import UserCases
 from emulation.ways_in import WaysInCases
+
+import qpatch
 
 
 @pytest.fixture(scope="module")

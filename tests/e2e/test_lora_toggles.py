@@ -4,10 +4,10 @@ import logging
 
 import pytest
 import torch
-
-import qpatch
 from emulation import effect, merging, world
 from emulation.cases import load
+
+import qpatch
 from qpatch import states
 from qpatch.catalogue import named
 from qpatch.layers import marked

@@ -12,7 +12,7 @@ UPSTREAM = ("comfy", "comfy_kitchen", "comfy_extras", "nunchaku", "comfyui_nunch
 
 
 def test_the_finder_watches_exactly_the_catalogue_s_targets():
-    assert finder.TARGETS == catalogue.patterns()
+    assert catalogue.patterns() == finder.TARGETS
 
 
 def test_the_names_of_hooks_are_unique():

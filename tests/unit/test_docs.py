@@ -66,7 +66,7 @@ def test_no_other_shell_block_holds_a_command_of_ours():
 
 
 INLINE = sorted({(page, span.replace("\n", " ")) for page, text in PROSE.items()
-                 for span in re.findall(r"(?<!`)`(?:python -m )?(qpatch (?:%s)\b[^`]*)`" % "|".join(cli.VERBS), text)})
+                 for span in re.findall(rf"(?<!`)`(?:python -m )?(qpatch (?:{'|'.join(cli.VERBS)})\b[^`]*)`", text)})
 
 
 @pytest.mark.parametrize(("page", "command"), INLINE)

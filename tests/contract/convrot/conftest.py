@@ -11,7 +11,7 @@ import types
 
 import pytest
 import torch
-from convrot_reference import int8_layer, load, nvfp4_layer
+from convrot_reference import int8_layer, nvfp4_layer
 
 from qpatch import states
 

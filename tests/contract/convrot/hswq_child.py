@@ -16,8 +16,8 @@ sys.path.insert(0, folder)
 sys.argv = ["main.py", "--cpu"]
 importlib.import_module("comfy.options").enable_args_parsing()
 
-import torch  # noqa: E402
-from convrot_reference import error, int8_layer, load, nvfp4_layer  # noqa: E402
+import torch
+from convrot_reference import error, int8_layer, load, nvfp4_layer
 
 ops = importlib.import_module("comfy.ops")
 for name in ("sd", "model_patcher", "model_detection"):

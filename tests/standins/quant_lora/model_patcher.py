@@ -11,7 +11,6 @@ import uuid
 import torch
 from comfy_kitchen.tensor import QuantizedTensor
 
-
 #: What a layer takes of the memory that is there to load, in bytes.
 LAYER = 1 << 20
 
@@ -27,7 +26,7 @@ def calculate_weight(patches, weight, key):
 
 
 class Adapter:
-    """``weights``: up, down, alpha, mid, dora_scale, reshape of a LoRA; w1, w2, alpha, 4 factors, t2, dora of a LoKr."""
+    """``weights``: up, down, alpha, mid, dora_scale, reshape of a LoRA; w1, w2, alpha, 4 factors, t2, dora: LoKr."""
 
     def __init__(self, name, *weights):
         self.name, self.weights = name, weights

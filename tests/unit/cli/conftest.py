@@ -89,7 +89,7 @@ def machine(tmp_path):
 def nothing_imported(monkeypatch):
     """No hook has met a target yet: other tests of this process import stand-ins of them."""
     monkeypatch.setattr("qpatch.states._attempts", {})
-    monkeypatch.setattr("qpatch.targets.in_sys_modules", lambda: [])
+    monkeypatch.setattr("qpatch.targets.in_sys_modules", list)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import producers
 import pytest
+
 from qpatch import cli
 
 

@@ -1,6 +1,7 @@
 """Stand-in for ComfyUI's descriptions of models, which make them."""
 
-from comfy.model_base import Lumina2, QwenImage as QwenImageModel
+from comfy.model_base import Lumina2
+from comfy.model_base import QwenImage as QwenImageModel
 
 
 class _Description:

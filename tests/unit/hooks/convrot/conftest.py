@@ -7,7 +7,7 @@ import pytest
 import torch
 
 kitchen = pytest.importorskip("comfy_kitchen")
-from comfy_kitchen.tensor import get_layout_class  # noqa: E402
+from comfy_kitchen.tensor import get_layout_class
 
 HERE = Path(__file__).parent
 

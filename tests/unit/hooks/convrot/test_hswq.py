@@ -84,7 +84,7 @@ def loaded(ops, weight):
 ], ids=lambda steps: " then ".join(step.__name__ for step in steps))
 def test_its_layers_are_rotated_once_and_after_a_purge_ours_are(mended, steps):
     weight, x = torch.randn(96, 256), torch.randn(20, 256)
-    for round in range(3):
+    for _ in range(3):
         for step in steps:
             step(mended)
         layer = loaded(mended, weight)

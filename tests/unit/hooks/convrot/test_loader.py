@@ -8,7 +8,16 @@ import pytest
 import torch
 from comfy_kitchen.tensor import QuantizedTensor, base, get_layout_class
 from convrot_reference import (
-    error, int8_layer, load, nvfp4_layer, plain_error, put, rotated, same_entries, settings_tensor)
+    error,
+    int8_layer,
+    load,
+    nvfp4_layer,
+    plain_error,
+    put,
+    rotated,
+    same_entries,
+    settings_tensor,
+)
 
 from qpatch.finding import INCOMPATIBLE, NEEDED, NOT_NEEDED
 from qpatch.hooks.convrot import adoption, kitchen, loader

@@ -1,6 +1,5 @@
 """Hook ``convrot`` on a stand-in of comfy.ops before ComfyUI 0.24."""
 
-import pytest
 import torch
 from convrot_reference import error, load, nvfp4_layer, put, same_entries
 

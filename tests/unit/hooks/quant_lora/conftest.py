@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from quant_lora_model import IN, Model
 
 from qpatch.hooks.quant_lora import options, patchers
 from qpatch.patching import put
-from quant_lora_model import IN, Model
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import torch
 
 pytest.importorskip("comfy_kitchen.tensor")
 
-from qpatch.hooks.quant_lora import options, planning  # noqa: E402
-from quant_lora_model import IN, OUT, adapter, dense, forwards, on  # noqa: E402
+from quant_lora_model import IN, OUT, adapter, dense, forwards, on
+
+from qpatch.hooks.quant_lora import options, planning
 
 
 def test_bias_and_norm_take_comfyui_s_way(world, comfy):

@@ -5,8 +5,8 @@ import torch
 
 kitchen = pytest.importorskip("comfy_kitchen.tensor")
 
-from qpatch.hooks.quant_lora import options, patchers  # noqa: E402
-from qpatch.patching import put  # noqa: E402
+from qpatch.hooks.quant_lora import options, patchers
+from qpatch.patching import put
 
 OUT, IN, RMS = 128, 256, 0.03
 FORMATS = {

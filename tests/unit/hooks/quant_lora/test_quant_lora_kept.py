@@ -11,8 +11,8 @@ import torch
 
 kitchen = pytest.importorskip("comfy_kitchen.tensor")
 
-from qpatch.hooks.quant_lora import kept, steps  # noqa: E402
-from qpatch.hooks.quant_lora.splitting import split  # noqa: E402
+from qpatch.hooks.quant_lora import kept, steps
+from qpatch.hooks.quant_lora.splitting import split
 
 OUT, IN, RMS = 256, 512, 0.03
 STOCHASTIC = {

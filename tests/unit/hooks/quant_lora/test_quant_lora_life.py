@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("comfy_kitchen.tensor")
 
-from qpatch.hooks.quant_lora import branch, fused, memory, options, planning  # noqa: E402
-from quant_lora_model import IN, OUT, adapter, dense, forwards, on  # noqa: E402
+from quant_lora_model import IN, OUT, adapter, dense, forwards, on
+
+from qpatch.hooks.quant_lora import branch, fused, memory, options, planning
 
 
 def test_removal_strength_zero_and_reload_give_the_base_bitwise(world, comfy):
@@ -158,7 +159,7 @@ def test_another_strength_another_lora_and_none_leave_the_weights_loaded(world, 
     first, second = adapter(comfy), adapter(comfy)
     reloads, load = [], comfy.ModelPatcher.unpatch_hooks
     # Each reload of the stand-in begins with it.
-    counting = lambda self, *args: (reloads.append(self), load(self, *args))  # noqa: E731
+    counting = lambda self, *args: (reloads.append(self), load(self, *args))
     monkeypatch.setattr(comfy.ModelPatcher, "unpatch_hooks", counting)
     for changes, strength in (((first,), 1.0), ((first,), 0.25), ((first, second), 1.0), ((), 1.0), ((second,), -1.0)):
         clone = patcher.clone()

@@ -7,10 +7,10 @@ kitchen = pytest.importorskip("comfy_kitchen.tensor")
 if not hasattr(kitchen, "TensorCoreSVDQuantW4A4Layout"):
     pytest.skip("this comfy_kitchen has no SVDQuant layout", allow_module_level=True)
 
-from qpatch.hooks.quant_lora import branch, options, patchers, svdq  # noqa: E402
-from qpatch.hooks.quant_lora.pair import Pair  # noqa: E402
-from qpatch.hooks.quant_lora.weights import coarse  # noqa: E402
-from qpatch.patching import put  # noqa: E402
+from qpatch.hooks.quant_lora import branch, options, patchers, svdq
+from qpatch.hooks.quant_lora.pair import Pair
+from qpatch.hooks.quant_lora.weights import coarse
+from qpatch.patching import put
 
 SIZE = 256
 
