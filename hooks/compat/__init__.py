@@ -22,9 +22,9 @@ gone, one that is not written in Python, a probe that stops. Nothing is stubbed.
 
 import inspect
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Callable
 
 from qpatch.finding import Finding, incompatible, needed, not_needed
 from qpatch.layers import layers

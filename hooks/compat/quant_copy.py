@@ -5,6 +5,7 @@ ControlNet or a block with such weights stops. The tensor is cloned instead, wit
 """
 
 import torch
+
 from qpatch.finding import incompatible, needed, not_needed
 from qpatch.patching import Supply
 

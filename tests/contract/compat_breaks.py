@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "standins")]
 
-import build_zimage  # noqa: E402
+import build_zimage
 
 
 def outcome(function):

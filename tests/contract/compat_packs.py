@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "standins"))
 
-import build_zimage  # noqa: E402
+import build_zimage
 
 #: Functions of packs that patch ComfyUI when a loader node of theirs runs.
 LATER = (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "standins"))
 
-import build_zimage  # noqa: E402
+import build_zimage
 
 
 def kinds(layer):

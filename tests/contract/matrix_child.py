@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "standins"))
 
-import build_zimage  # noqa: E402
+import build_zimage
 
 #: Modules with targets of hooks that a pack imports only when its node runs, or not at all.
 LATE = ("comfy.ldm.qwen_image.model", "comfy.model_patcher", "comfy.sd",

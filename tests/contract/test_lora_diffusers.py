@@ -5,8 +5,8 @@ import importlib
 import producers
 import pytest
 import torch
-
 from emulation import effect, tiny, world
+
 from qpatch import lora
 from qpatch.lora import shapes
 

@@ -1,8 +1,6 @@
 """The same on real checkouts of ComfyUI, ComfyUI-nunchaku and nunchaku, kernels emulated in float."""
 
 import pytest
-
-import qpatch
 from emulation import world
 from emulation.cases import Cases
 from emulation.effect import Pairs
@@ -12,6 +10,8 @@ from emulation.merging import MergingCases
 from emulation.surroundings import SurroundingCases
 from emulation.users import UserCases
 from emulation.ways_in import WaysInCases
+
+import qpatch
 
 pytestmark = [pytest.mark.comfyui, pytest.mark.nunchaku,
               pytest.mark.skipif(world.missing() is not None, reason=f"{world.missing()} is not set")]

@@ -4,12 +4,12 @@ import gc
 
 import pytest
 import torch
-
-import qpatch
 from emulation import effect, merging, world
 from emulation.cases import load
 from emulation.effect import FAMILIES, TOLERANCE, Pairs, example
 from emulation.kinds import KindCases
+
+import qpatch
 
 pytestmark = [pytest.mark.comfyui, pytest.mark.nunchaku,
               pytest.mark.skipif(world.missing() is not None, reason=f"{world.missing()} is not set")]

@@ -1,6 +1,5 @@
 """What else people do with a model that has LoRAs on: offloading, compiling, patching its blocks. Any world."""
 
-import pytest
 import torch
 
 from . import effect, world

@@ -220,6 +220,6 @@ def offload(model, monkeypatch) -> None:
     nothing = type("Event", (), {"record": lambda self, stream=None: None, "wait_event": lambda self, event: None})
     monkeypatch.setattr(torch.cuda, "Event", lambda *_, **__: nothing())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: nothing())
-    no_move = lambda self, device, force=False: setattr(self, "memory_stream", nothing())  # noqa: E731
+    no_move = lambda self, device, force=False: setattr(self, "memory_stream", nothing())
     monkeypatch.setattr(manager, "set_device", no_move, raising=False)
     model.set_offload(True, use_pin_memory=False, num_blocks_on_gpu=1)

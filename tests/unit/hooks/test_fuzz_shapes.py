@@ -15,7 +15,7 @@ from qpatch import engine, states, toggles
 from qpatch.catalogue import HOOKS
 
 sys.path.insert(0, str(Path(__file__).parent))
-import shapes  # noqa: E402
+import shapes
 
 TARGETS = [(hook, target) for hook in HOOKS if not hook.internal for target in hook.targets]
 REPAIRS = [(hook, target) for hook, target in TARGETS if hook.name.startswith("comfy-compat-")]

@@ -14,7 +14,7 @@ from qpatch.finder import matches
 from qpatch.repairs import PREFIX
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import shapes  # noqa: E402
+import shapes
 
 #: repair -> its stand-in and the name that it is imported under.
 STANDINS = {

@@ -42,7 +42,7 @@ def test_a_patcher_without_injections_is_left_alone_and_what_it_lacks_is_named()
 @pytest.mark.parametrize("own_path, said", [
     (True, "own LoRA path (plain LoRA only) is bypassed"), (False, "ignores every LoRA")])
 def test_the_reason_tells_the_two_patchers_of_the_pack_apart(own_path, said):
-    abilities = {name: None for name in (*patchers.models.ABILITIES, "add_patches", "add_hook_patches")}
+    abilities = dict.fromkeys((*patchers.models.ABILITIES, "add_patches", "add_hook_patches"))
     cls = type("ZImageModelPatcher", (), {**abilities, **({"patch_weight_to_device": None} if own_path else {})})
     found = patchers.examine(module(ZImageModelPatcher=cls))
     assert found.verdict == "needed" and said in found.reason
