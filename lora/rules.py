@@ -33,8 +33,8 @@ class AdapterConfig:
         return _of_module(stem, self.alpha_pattern, self.alpha)
 
 
-#: A file's own regex can be made to take for ever: one with more, or nested, repeats than a list of modules needs counts as
-#: one that does not fit, and so does a name of more characters than any module has.
+#: A file's own regex can be made to take for ever: one with more repeats than a list of modules needs, or nested ones,
+#: counts as one that does not fit, and so does a name of more characters than any module has.
 _MOST_REPEATS, _LONGEST_NAME = 2, 120
 _REPEATS = re.compile(r"[*+{]")
 _NESTED = re.compile(r"\)[*+{]")
@@ -78,7 +78,8 @@ def adapter_config(metadata: Mapping[str, str]) -> AdapterConfig | None:
 
 def _number(value):
     try:
-        return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+        known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return value if known else None
     except OverflowError:
         # JSON has whole numbers beyond any float.
         return None

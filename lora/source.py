@@ -63,7 +63,7 @@ class FileSource:
         self.close()
 
     def tensor(self, key: str) -> torch.Tensor:
-        """The tensor under ``key``, in memory of its own; inside of :func:`mapping.allowed` it may be a view of a mapping."""
+        """The tensor under ``key``, in memory of its own; within :func:`mapping.allowed` maybe a view of a mapping."""
         entry = self.entries[key]
         return self._tensor(key, entry.begin, entry.end, entry.shape)
 

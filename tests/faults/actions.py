@@ -50,7 +50,8 @@ def actions(root) -> dict[str, Action]:
         "apply": Action(lambda: None, lambda: plan.apply(log=False), (bare, with_one)),
         "compose another stack": Action(compose(one), compose(both), (with_one, with_both)),
         "compose nothing": Action(compose(one), compose([]), (with_one, bare)),
-        "compose other strengths": Action(compose(both), compose([(second, 0.25), (first, 3.0)]), (with_both, rescaled)),
+        "compose other strengths": Action(compose(both), compose([(second, 0.25), (first, 3.0)]),
+                                          (with_both, rescaled)),
         "put back": Action(put_back, compose(one), (bare, with_one)),
         "set_strengths": Action(compose(both), rescale, (with_both, rescaled)),
         "set_aside": Action(compose(both), lambda: lora.set_aside(root), (with_both, bare)),
@@ -58,7 +59,8 @@ def actions(root) -> dict[str, Action]:
     }
 
 
-NAMES = ("compose", "apply", "compose another stack", "compose nothing", "compose other strengths", "put back", "set_strengths",
+NAMES = ("compose", "apply", "compose another stack", "compose nothing", "compose other strengths", "put back",
+         "set_strengths",
          "set_aside", "reset")
 
 

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python tests/faults/long_run.py [--switches 10000]
 
-Prints the memory in use, by tracemalloc (Python's objects) and RSS (the whole process), at the end of each tenth; the exit
-code is 1 if that of the last third is above that of the first by more than the noise of one measurement.
+Prints the memory in use, by tracemalloc (Python's objects) and RSS (the whole process), at the end of each tenth; the
+exit code is 1 if that of the last third is above that of the first by more than the noise of one measurement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
-    sys.path[:] = [str(HERE.parent), str(HERE.parent / "unit" / "lora"), *(path for path in sys.path if path != str(HERE))]
+    sys.path[:] = [str(HERE.parent), str(HERE.parent / "unit" / "lora"),
+                   *(path for path in sys.path if path != str(HERE))]
 
 from faults import stacks  # noqa: E402
 
@@ -31,7 +32,8 @@ KINDS = ("lora", "lokr", "loha", "dora", "diff", "diff_b", "lokr_full", "glora",
 
 def five_stacks() -> list[list[tuple[lora.LoraFile, float]]]:
     """One to three files each, of every kind of adapter."""
-    files = [lora.open_lora(stacks.file(seed, kind, layers=(*stacks.FEW, "txt_mlp.net.2", "proj_out"))) for seed, kind in enumerate(KINDS)]
+    files = [lora.open_lora(stacks.file(seed, kind, layers=(*stacks.FEW, "txt_mlp.net.2", "proj_out"))) for seed,
+             kind in enumerate(KINDS)]
     cuts = [files[:1], files[1:4], files[4:6], files[6:8], files[8:]]
     return [[(file, 0.3 * (place + 1)) for place, file in enumerate(stack)] for stack in cuts]
 
@@ -102,11 +104,13 @@ def main() -> int:
 
     def tell(done, python, process):
         if done % max(switches // 10, 1) == 0:
-            print(f"{done} switches: {python / 2**20:.2f} MiB of Python objects, {process / 2**20:.1f} MiB RSS", flush=True)
+            print(f"{done} switches: {python / 2**20:.2f} MiB of Python objects, {process / 2**20:.1f} MiB RSS",
+                  flush=True)
 
     python, process = run(switches, tell)
     grown = growth(python), growth(process)
-    print(f"growth from the first third to the last: {grown[0] / 1024:.1f} KiB of Python objects, {grown[1] / 2**20:.2f} MiB RSS")
+    print(f"growth from the first third to the last: {grown[0] / 1024:.1f} KiB of Python objects, "
+          f"{grown[1] / 2**20:.2f} MiB RSS")
     print("the model is its base, bit for bit")
     return int(grown[0] > PYTHON or grown[1] > PROCESS)
 

@@ -22,7 +22,8 @@ def model(**how):
 def file(seed=0, kind="lora", producer="simpletuner lycoris", layers=FEW, rank=2, **how) -> dict[str, torch.Tensor]:
     """Tensors of a LoRA for a few layers, one norm among them."""
     made = producers.make(producer, "qwen-image", kind, rank=rank, dims=DIMS, seed=seed, **how).tensors
-    chosen = {key: value for key, value in made.items() if any(name.replace(".", "_") in key.replace(".", "_") for name in layers)}
+    flat = [name.replace(".", "_") for name in layers]
+    chosen = {key: value for key, value in made.items() if any(name in key.replace(".", "_") for name in flat)}
     generator = torch.Generator().manual_seed(seed)
     return {**chosen, f"{NORM}.w_norm": torch.randn(16, generator=generator) * 0.1}
 

@@ -111,7 +111,8 @@ PREPARE = "    import signal\n    signal.signal(signal.SIGALRM, signal.default_i
 def storm(seed, tries):
     here = Path(__file__).parent
     code = textwrap.dedent(PREPARE + STORM.format(paths=[str(here.parent), str(here.parent / "unit" / "lora")]))
-    return subprocess.run([sys.executable, "-c", code, str(seed), str(tries)], capture_output=True, text=True, timeout=1800)
+    return subprocess.run([sys.executable, "-c", code, str(seed), str(tries)], capture_output=True, text=True,
+                          timeout=1800)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX's")

@@ -26,11 +26,13 @@ class Case:
     beside: bool
 
     def __repr__(self):
-        return (f"Case({self.content!r}, model={self.model}, strength={self.strength!r}, metadata_alpha={self.metadata_alpha}, "
+        return (f"Case({self.content!r}, model={self.model}, strength={self.strength!r}, "
+                f"metadata_alpha={self.metadata_alpha}, "
                 f"trainer={self.trainer}, beside={self.beside})")
 
 
-_FAMILIES = {family: st.sampled_from([one for one in SPELLINGS if one[1] == family]) for family in ("qwen-image", "z-image")}
+_FAMILIES = {family: st.sampled_from([one for one in SPELLINGS if one[1] == family])
+             for family in ("qwen-image", "z-image")}
 _FAMILY = st.sampled_from(list(_FAMILIES))
 _CHANGES = st.lists(st.sampled_from(changes.CHANGES), max_size=3)
 _DAMAGE = st.sampled_from((*[None] * 2 * len(container.DAMAGES), *container.DAMAGES))

@@ -15,16 +15,22 @@ from .tensors import DTYPES, SPELLINGS, Contents, Stored, example
 
 _EXTENTS = st.sampled_from((0, 1, 2, 3, 4, 6, 7, 16, 17, 64, 128, 129, 384, 768))
 _SHAPES = st.lists(_EXTENTS, max_size=5).map(tuple).filter(lambda shape: _size(shape) <= 200_000)
-_VALUES = st.sampled_from((0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e-45, 1e-40, 6e4, 7e4, -3e38,
+_VALUES = st.sampled_from((0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e-45, 1e-40, 6e4, 7e4,
+                           -3e38,
                            1e300, 5e-324, 448.0, 1e-8))
-_ALPHAS = st.sampled_from((0.0, 1.0, -2.0, 16.0, 1e-30, 1e30, 3e38, -3e38, 1e300, float("nan"), float("inf"), 9999999999.0))
-_WORDS = st.sampled_from(("weight", "lora_A", "lora_B", "lora_down", "default", "alpha", "0", "1", "9", "59", "60", "layers",
-                          "transformer_blocks", "attn", "to_q", "to_qkv", "model", "img_mod", "é", "\u202e", "a b", ""))
+_ALPHAS = st.sampled_from((0.0, 1.0, -2.0, 16.0, 1e-30, 1e30, 3e38, -3e38, 1e300, float("nan"), float("inf"),
+                           9999999999.0))
+_WORDS = st.sampled_from(("weight", "lora_A", "lora_B", "lora_down", "default", "alpha", "0", "1", "9", "59", "60",
+                          "layers",
+                          "transformer_blocks", "attn", "to_q", "to_qkv", "model", "img_mod", "é",
+                          "\u202e", "a b", ""))
 _ENDS = [".".join(suffix).replace("*", "x") for suffix in SUFFIXES]
 _MODULES = ["transformer_blocks.0.attn.to_q", "transformer_blocks.0.img_mod.1", "transformer_blocks.0.attn.norm_q",
-            "transformer_blocks.7.attn.to_out.0", "img_in", "txt_norm", "layers.0.attention.qkv", "layers.0.attention.to_q",
+            "transformer_blocks.7.attn.to_out.0", "img_in", "txt_norm", "layers.0.attention.qkv",
+            "layers.0.attention.to_q",
             "layers.0.feed_forward.w13", "layers.0.adaLN_modulation.0", "layers.0.attention.q_norm", "cap_embedder.0",
-            "transformer_blocks.0.attn.to_nowhere", "single_transformer_blocks.0.attn.to_q", "layers.0.adaLN_modulation.1",
+            "transformer_blocks.0.attn.to_nowhere", "single_transformer_blocks.0.attn.to_q",
+            "layers.0.adaLN_modulation.1",
             "text_encoder.layers.0.q", "lora_te1_x"]
 
 
@@ -54,13 +60,15 @@ def rename(draw, contents):
         return
     parts = key.split(".")
     at = draw(st.integers(0, len(parts) - 1))
-    parts[at:at + 1] = draw(st.sampled_from(([], [parts[at]] * 2, [parts[at].upper()], [parts[at][:-1]], [draw(_WORDS)])))
+    parts[at:at + 1] = draw(st.sampled_from(([], [parts[at]] * 2, [parts[at].upper()], [parts[at][:-1]],
+                                             [draw(_WORDS)])))
     contents.tensors[".".join(parts)] = contents.tensors.pop(key)
 
 
 def prefix(draw, contents):
     """All keys have another prefix, or one over and over."""
-    head = draw(st.sampled_from((*DOTTED_PREFIXES, *FLAT_PREFIXES, "x.", "\ufeff"))) * draw(st.sampled_from((1, 2, 400)))
+    head = draw(st.sampled_from((*DOTTED_PREFIXES, *FLAT_PREFIXES, "x.", "\ufeff")))
+    head *= draw(st.sampled_from((1, 2, 400)))
     contents.tensors = {head + key: stored for key, stored in contents.tensors.items()}
 
 
@@ -69,7 +77,8 @@ def reshape(draw, contents):
     if key is None:
         return
     stored = contents.tensors[key]
-    shape = draw(st.sampled_from((stored.shape[::-1], (*stored.shape, 1, 1), (*stored.shape, 3, 3), (*stored.shape, 0), (),
+    shape = draw(st.sampled_from((stored.shape[::-1], (*stored.shape, 1, 1), (*stored.shape, 3, 3),
+                                  (*stored.shape, 0), (),
                                   (1, *stored.shape), (_size(stored.shape),), stored.shape[:-1], draw(_SHAPES))))
     contents.tensors[key] = stored.fitted(stored.tag, shape if _size(shape) <= 500_000 else ())
 
@@ -77,7 +86,8 @@ def reshape(draw, contents):
 def retype(draw, contents):
     key = _pick(draw, contents)
     if key is not None:
-        contents.tensors[key] = contents.tensors[key].fitted(draw(st.sampled_from(list(BITS))), contents.tensors[key].shape)
+        stored = contents.tensors[key]
+        contents.tensors[key] = stored.fitted(draw(st.sampled_from(list(BITS))), stored.shape)
 
 
 def retype_all(draw, contents):
@@ -104,7 +114,8 @@ def alpha(draw, contents):
     key = _pick(draw, contents)
     if key is not None:
         stem = key.rsplit(".", draw(st.integers(1, 2)))[0]
-        contents.tensors[f"{stem}.{draw(st.sampled_from(('alpha', 'scale', 'lora_alpha')))}"] = _number(draw, draw(_ALPHAS))
+        name = draw(st.sampled_from(("alpha", "scale", "lora_alpha")))
+        contents.tensors[f"{stem}.{name}"] = _number(draw, draw(_ALPHAS))
 
 
 def drop(draw, contents):
@@ -133,7 +144,8 @@ def extra(draw, contents):
     key = _pick(draw, contents)
     stem = draw(st.sampled_from([*_MODULES, *([key.rsplit(".", 2)[0], key.rsplit(".", 1)[0]] if key else [])]))
     tag = draw(st.sampled_from(("F32", "BF16", "F16", "F8_E4M3", "I64", "BOOL")))
-    contents.tensors[f"{stem}.{draw(st.sampled_from(_ENDS))}"] = Stored(tag, (), b"\x3c\x3e\x01").fitted(tag, draw(_SHAPES))
+    key = f"{stem}.{draw(st.sampled_from(_ENDS))}"
+    contents.tensors[key] = Stored(tag, (), b"\x3c\x3e\x01").fitted(tag, draw(_SHAPES))
 
 
 def flags(draw, contents):
@@ -174,24 +186,29 @@ def many_keys(draw, contents):
     """Hundreds of unknown names, each a little different."""
     stem = draw(st.sampled_from(("layers.{}.attention.to_p", "{}x.lora", "transformer_blocks.0.attn.to_{}")))
     one = _number(draw, 1.0)
-    contents.tensors |= {f"{stem.format(number)}.lora_A.weight": one for number in range(draw(st.sampled_from((3, 300))))}
+    count = draw(st.sampled_from((3, 300)))
+    contents.tensors |= {f"{stem.format(number)}.lora_A.weight": one for number in range(count)}
 
 
 _NASTY = st.sampled_from((
-    "", "1", "null", "[]", "{}", "[" * 2000, '{"a":' * 1500, "NaN", "1" * 5000, "1e999", '{"r": 1e999}', '{"r": ' + "9" * 400 + "}",
+    "", "1", "null", "[]", "{}", "[" * 2000, '{"a":' * 1500, "NaN", "1" * 5000, "1e999", '{"r": 1e999}',
+    '{"r": ' + "9" * 400 + "}",
     '{"transformer.r": 4, "transformer.lora_alpha": 8, "transformer.use_rslora": true}', '{"lora_alpha": "x", "r": []}',
     '{"r": 4, "lora_alpha": 2, "rank_pattern": {"((((.*)*)*)*)*x": 4}, "alpha_pattern": {"(.*_?)*(.*.?)*!": 2}}',
     '{"r": 4, "alpha_pattern": {"(": 1, "": 2, "to_q": -1, "to_k": 0, "(?P<a>": 4, "to_v": 1e400}}',
-    '{"lora_alpha": true, "r": 0, "rank_pattern": [1]}', '{"lora_alpha": 1e308, "r": 0}', '{"a": {"b": 1, "": 2, "c": NaN}}',
+    '{"lora_alpha": true, "r": 0, "rank_pattern": [1]}', '{"lora_alpha": 1e308, "r": 0}',
+    '{"a": {"b": 1, "": 2, "c": NaN}}',
     '{"step": ' + "9" * 4000 + "}", "\ud83d\ude00", "a\nb", "\u0000", "x" * 100_000, '{"img": {" a ": 3, "b": true}}'))
-_TOLD = ("lora_adapter_metadata", "ss_tag_frequency", "training_info", "ss_output_name", "modelspec.title", "ss_network_dim",
-         "ss_network_module", "software", "version", "format", "qpatch.history", "trigger_words", "ss_network_args", "")
+_TOLD = ("lora_adapter_metadata", "ss_tag_frequency", "training_info", "ss_output_name", "modelspec.title",
+         "ss_network_dim", "ss_network_module", "software", "version", "format", "qpatch.history",
+         "trigger_words", "ss_network_args", "")
 
 
 def metadata(draw, contents):
-    contents.metadata = draw(st.one_of(
-        st.dictionaries(st.sampled_from(_TOLD), _NASTY, min_size=1, max_size=3), st.sampled_from(([], 1, None, {"a": 1}, {"a": None}))))
+    table = st.dictionaries(st.sampled_from(_TOLD), _NASTY, min_size=1, max_size=3)
+    contents.metadata = draw(st.one_of(table, st.sampled_from(([], 1, None, {"a": 1}, {"a": None}))))
 
 
-CHANGES = (rename, prefix, reshape, reshape, retype, retype_all, values, values, alpha, alpha, drop, swap, repeat, extra, extra,
+CHANGES = (rename, prefix, reshape, reshape, retype, retype_all, values, values, alpha, alpha, drop, swap, repeat,
+           extra, extra,
            flags, mixture, huge, long_key, many_keys, metadata, metadata)

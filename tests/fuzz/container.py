@@ -16,7 +16,8 @@ def table_of(contents: Contents) -> tuple[dict, bytes]:
     """(header, data), consistent."""
     table, data = {}, bytearray()
     for key, stored in contents.tensors.items():
-        table[key] = {"dtype": stored.tag, "shape": list(stored.shape), "data_offsets": [len(data), len(data) + len(stored.data)]}
+        offsets = [len(data), len(data) + len(stored.data)]
+        table[key] = {"dtype": stored.tag, "shape": list(stored.shape), "data_offsets": offsets}
         data += stored.data
     if contents.metadata is not None:
         table["__metadata__"] = contents.metadata
@@ -40,19 +41,24 @@ def wrong_offsets(draw, table, data):
     entry = _entry(draw, table)
     begin, end = entry.get("data_offsets", (0, 0))
     shift = draw(st.sampled_from((1, -1, 2, len(data), -begin, 2**40, 2**63)))
-    entry["data_offsets"] = draw(st.sampled_from(([begin + shift, end], [begin, end + shift], [begin + shift, end + shift],
-                                                  [end, begin], [begin], [], [begin, end, end], {}, [begin, None])))
+    entry["data_offsets"] = draw(st.sampled_from((
+        [begin + shift, end], [begin, end + shift], [begin + shift, end + shift], [end, begin], [begin], [],
+        [begin, end, end], {}, [begin, None])))
     return whole(table, data)
 
 
+_SHAPES = st.one_of(st.lists(_EXTENTS, max_size=4), st.sampled_from((
+    [1] * 100, [0] * 60, {}, "1", 3, [0, 2**62], [2**62, 0, 2**62])))
+
+
 def wrong_shape(draw, table, data):
-    _entry(draw, table)["shape"] = draw(st.one_of(st.lists(_EXTENTS, max_size=4), st.sampled_from(([1] * 100, [0] * 60, {}, "1", 3,
-                                                                                               [0, 2**62], [2**62, 0, 2**62]))))
+    _entry(draw, table)["shape"] = draw(_SHAPES)
     return whole(table, data)
 
 
 def wrong_dtype(draw, table, data):
-    _entry(draw, table)["dtype"] = draw(st.sampled_from(("F31", "f32", "", None, 5, ["F32"], {"F32": 1}, "BF16", "I64", "F4", "\u0000")))
+    _entry(draw, table)["dtype"] = draw(st.sampled_from((
+        "F31", "f32", "", None, 5, ["F32"], {"F32": 1}, "BF16", "I64", "F4", "\u0000")))
     return whole(table, data)
 
 
@@ -70,7 +76,8 @@ def wrong_entry(draw, table, data):
 def wrong_json(draw, table, data):
     text = json.dumps(table)
     at = draw(st.integers(0, len(text)))
-    piece = draw(st.sampled_from(("", "NaN", "{", "}", ",", '"', "\\ud800", "\u00e9", "[" * 3000, '{"a":' * 3000, "\x00", "//", "1e999",
+    piece = draw(st.sampled_from(("", "NaN", "{", "}", ",", '"', "\\ud800", "\u00e9", "[" * 3000, '{"a":' * 3000,
+                                  "\x00", "//", "1e999",
                                   "9" * 5000, "\\u0000", " " * 5000)))
     return assemble((text[:at] + piece + text[at + draw(st.integers(0, 2)):]).encode("utf-8"), data)
 
@@ -78,8 +85,9 @@ def wrong_json(draw, table, data):
 def wrong_bytes(draw, table, data):
     """JSON that is not UTF-8, or is in another form of it."""
     text = json.dumps(table)
-    encoded = draw(st.sampled_from((text.encode("utf-16"), text.encode("utf-8-sig"), text.encode().replace(b'"', b"\xff", 1),
-                                    text.encode() + b" " * 77, b"\n" + text.encode(), text.encode() + b"\x00")))
+    plain = text.encode()
+    encoded = draw(st.sampled_from((text.encode("utf-16"), text.encode("utf-8-sig"), plain.replace(b'"', b"\xff", 1),
+                                    plain + b" " * 77, b"\n" + plain, plain + b"\x00")))
     return assemble(encoded, data)
 
 
@@ -99,7 +107,8 @@ def twice(draw, table, data):
 
 def wrong_length(draw, table, data):
     text = json.dumps(table).encode()
-    length = draw(st.sampled_from((0, 1, len(text) - 1, len(text) + 1, len(text) + len(data), 2**24, 2**32, 2**63, 2**64 - 1)))
+    length = draw(st.sampled_from((0, 1, len(text) - 1, len(text) + 1, len(text) + len(data), 2**24, 2**32, 2**63,
+                                   2**64 - 1)))
     return assemble(text, data, length)
 
 
@@ -121,8 +130,10 @@ def flipped(draw, table, data):
 
 
 def other_format(draw, table, data):
-    return draw(st.sampled_from((b"", b"PK\x03\x04", b"\x80\x04", b"<html>", b"GGUF", b"{", b"\x1f\x8b", b"\x02" + b"\0" * 7 + b"{}"))) + data[:300]
+    return draw(st.sampled_from((b"", b"PK\x03\x04", b"\x80\x04", b"<html>", b"GGUF", b"{", b"\x1f\x8b",
+                                 b"\x02" + b"\0" * 7 + b"{}"))) + data[:300]
 
 
-DAMAGES = (wrong_offsets, wrong_shape, wrong_dtype, wrong_entry, wrong_json, wrong_bytes, surrogates, twice, wrong_length, truncated,
+DAMAGES = (wrong_offsets, wrong_shape, wrong_dtype, wrong_entry, wrong_json, wrong_bytes, surrogates, twice,
+           wrong_length, truncated,
            longer, flipped, flipped, other_format)

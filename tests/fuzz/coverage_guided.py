@@ -52,7 +52,8 @@ def main() -> None:
 
     # A case takes hypothesis some thousand bytes to draw; libFuzzer would begin with one.
     begin = [str(_seeds())] if not any(Path(word).is_dir() for word in sys.argv[1:]) else []
-    atheris.Setup([sys.argv[0], "-len_control=0", f"-max_len={LENGTH}", *sys.argv[1:], *begin], run.hypothesis.fuzz_one_input)
+    atheris.Setup([sys.argv[0], "-len_control=0", f"-max_len={LENGTH}", *sys.argv[1:], *begin],
+                  run.hypothesis.fuzz_one_input)
     atheris.Fuzz()
 
 

@@ -62,7 +62,8 @@ class Model:
         if now.keys() != self.objects.keys() or any(value is not self.objects[name] for name, value in now.items()):
             raise Broken("the model holds other objects than before")
         for name, value in now.items():
-            if value.data_ptr() != self.memory[name].data_ptr() or not torch.equal(self.memory[name], self.copies[name]):
+            memory = self.memory[name]
+            if value.data_ptr() != memory.data_ptr() or not torch.equal(memory, self.copies[name]):
                 raise Broken(f"{name} has changed")
         for module in self.root.modules():
             if any("qpatch" in name for name in (*module.__dict__, *module._modules)) or module._forward_hooks:

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python tests/fuzz/nightly.py --inputs 100000 --seed 0 [--jobs 2] [--out fuzz-failures]
 
-Files come in batches of 1,000; batch B of seed S is always the same, whatever runs beside it (``--first B --inputs 1000``
-runs it alone). A failure is said once for each place it comes from, and its file is kept in --out. The exit code is 1
-if there was one. The work is done by child processes: one that crashes is such a failure.
+Files come in batches of 1,000; batch B of seed S is always the same, whatever runs beside it (``--first B
+--inputs 1000`` runs it alone). A failure is said once for each place it comes from, and its file is kept in --out. The
+exit code is 1 if there was one. The work is done by child processes: one that crashes is such a failure.
 """
 
 from __future__ import annotations
@@ -73,14 +73,17 @@ def worker(arguments) -> int:
             kept = out / f"{number}-{len(places)}.safetensors"
             kept.write_bytes(case.content)
             text = "".join(traceback.format_exception(error))
-            kept.with_suffix(".txt").write_text(f"{where}\nbatch {number} of seed {arguments.seed}\n{case!r:.2000}\n\n{text}",
+            said = f"{where}\nbatch {number} of seed {arguments.seed}\n{case!r:.2000}\n\n{text}"
+            kept.with_suffix(".txt").write_text(said,
                                                 "utf-8", "backslashreplace")
             print(f"FAILED {where}: {kept}: {str(error)[:200]!r}", flush=True)
 
         for number in arguments.batches:
             harness.seen.clear()
-            batch(harness, number, arguments.seed, min(BATCH, arguments.inputs - (number - arguments.first) * BATCH), failed)
-            print(f"DONE {number} " + " ".join(f"{kind}={count}" for kind, count in sorted(harness.seen.items())), flush=True)
+            batch(harness, number, arguments.seed, min(BATCH, arguments.inputs - (number - arguments.first) * BATCH),
+                  failed)
+            print(f"DONE {number} " + " ".join(f"{kind}={count}" for kind, count in sorted(harness.seen.items())),
+                  flush=True)
     return 0
 
 
@@ -99,7 +102,8 @@ def main() -> int:
 
 def supervise(arguments) -> int:
     numbers = list(range(arguments.first, arguments.first + -(-arguments.inputs // BATCH)))
-    print(f"{arguments.inputs} files, seed {arguments.seed}, batches {numbers[0]} to {numbers[-1]}, {arguments.jobs} at a time",
+    print(f"{arguments.inputs} files, seed {arguments.seed}, batches {numbers[0]} to {numbers[-1]}, "
+          f"{arguments.jobs} at a time",
           flush=True)
     began, tried, failures, seen = time.monotonic(), 0, 0, collections.Counter()
     with tempfile.TemporaryDirectory() as work:
@@ -111,7 +115,8 @@ def supervise(arguments) -> int:
                     seen.update({kind: int(count) for kind, count in counts.items()})
                     tried = min(tried + BATCH, arguments.inputs)
                     seconds = time.monotonic() - began
-                    print(f"{tried} of {arguments.inputs} files, {tried / seconds:.0f} a second, {failures} failures", flush=True)
+                    print(f"{tried} of {arguments.inputs} files, {tried / seconds:.0f} a second, {failures} failures",
+                          flush=True)
                 else:
                     failures += line.startswith("FAILED")
                     print(line, end="", flush=True)
@@ -124,7 +129,8 @@ def supervise(arguments) -> int:
 
 
 def _start(arguments, numbers, work) -> subprocess.Popen:
-    command = [sys.executable, __file__, "--seed", str(arguments.seed), "--first", str(arguments.first), "--out", arguments.out,
+    command = [sys.executable, __file__, "--seed", str(arguments.seed), "--first", str(arguments.first), "--out",
+               arguments.out,
                "--inputs", str(arguments.inputs), "--work", work, "--batches", *map(str, numbers)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"OMP_NUM_THREADS": "1", **os.environ})
 

@@ -67,7 +67,8 @@ def example(producer: str, family: str, kind: str) -> tuple[dict[str, dict[str, 
     return groups, made.metadata
 
 
-_ENDINGS = (".lora", ".alpha", ".dora", ".diff", ".lokr", ".hada", ".oft", ".weight", ".a1", ".a2", ".b1", ".b2", ".ia3",
+_ENDINGS = (".lora", ".alpha", ".dora", ".diff", ".lokr", ".hada", ".oft", ".weight", ".a1", ".a2", ".b1", ".b2",
+            ".ia3",
             ".on_input", ".set_weight", ".magnitude", ".rescale", ".w_norm", ".b_norm")
 
 

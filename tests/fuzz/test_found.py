@@ -1,4 +1,4 @@
-"""What the fuzzer found, once for each: files that ended in another error than a refusal, or took too much of something."""
+"""What the fuzzer found, once for each: files that ended in another error than a refusal, or took too much."""
 
 import json
 import math
@@ -22,7 +22,8 @@ def model():
 
 
 def pair(stem=Q, out=128, inp=128, rank=2, value=1.0):
-    return {f"{stem}.lora_A.weight": torch.full((rank, inp), value), f"{stem}.lora_B.weight": torch.full((out, rank), value)}
+    return {f"{stem}.lora_A.weight": torch.full((rank, inp), value),
+            f"{stem}.lora_B.weight": torch.full((out, rank), value)}
 
 
 def written(tmp_path, tensors, metadata=None):
@@ -106,8 +107,10 @@ def test_what_changes_a_matrix_is_refused_for_a_norm(model, tmp_path, tensors, s
 
 
 @pytest.mark.parametrize("tensors, said", [
-    ({"oft_blocks": torch.zeros(8, 3, 3)}, "rotate 24 rows"), ({"oft_R.weight": torch.zeros(5, 3)}, "rotate 15 columns"),
-    ({"ia3_l": torch.ones(60, 1)}, "60 factors"), ({"weight": torch.ones(7), "on_input": torch.tensor(True)}, "7 factors"),
+    ({"oft_blocks": torch.zeros(8, 3, 3)}, "rotate 24 rows"), ({"oft_R.weight": torch.zeros(5, 3)},
+                                                               "rotate 15 columns"),
+    ({"ia3_l": torch.ones(60, 1)}, "60 factors"), ({"weight": torch.ones(7), "on_input": torch.tensor(True)},
+                                                   "7 factors"),
 ])
 def test_a_rotation_or_scaling_of_another_size_is_refused_by_its_size(model, tmp_path, tensors, said):
     with pytest.raises(lora.ShapeError, match=said) as caught:
@@ -127,7 +130,8 @@ def test_a_prefix_a_hundred_thousand_times_is_taken_off_at_once():
     assert [str(target) for target in lora.open_lora(tensors).layers] == ["transformer_blocks.0.attn.to_qkv[q]"]
 
 
-@pytest.mark.parametrize("pattern", ["((((.*)*)*)*)*x", "(.*_?)*(.*.?)*!", "(a|a)*" * 20, "(" * 5000 + ")" * 5000, "(.{1,9}){1,9}{9}"])
+@pytest.mark.parametrize("pattern", ["((((.*)*)*)*)*x", "(.*_?)*(.*.?)*!", "(a|a)*" * 20, "(" * 5000 + ")" * 5000,
+                                     "(.{1,9}){1,9}{9}"])
 def test_a_regex_that_would_take_for_ever_fits_nothing(tmp_path, pattern):
     config = {"lora_alpha": 4, "r": 2, "alpha_pattern": {pattern: 100}}
     path = written(tmp_path, pair(), {"lora_adapter_metadata": json.dumps(config)})
@@ -136,7 +140,9 @@ def test_a_regex_that_would_take_for_ever_fits_nothing(tmp_path, pattern):
 
 
 def test_the_patterns_that_peft_writes_still_fit():
-    config = rules.AdapterConfig(alpha=1.0, alpha_pattern={"^transformer_blocks\\.\\d+\\.attn\\.to_[qkv]$": 5.0, "to_out.0": 7.0,
+    config = rules.AdapterConfig(alpha=1.0, alpha_pattern={"^transformer_blocks\\.\\d+\\.attn\\.to_[qkv]$": 5.0,
+                                                           "to_out.0": 7.0,
                                                            ".*mlp.*": 9.0})
-    assert [config.alpha_of(stem) for stem in (Q, OUT, "transformer_blocks.3.img_mlp.net.2", "img_in")] == [5.0, 7.0, 9.0, 1.0]
+    stems = (Q, OUT, "transformer_blocks.3.img_mlp.net.2", "img_in")
+    assert [config.alpha_of(stem) for stem in stems] == [5.0, 7.0, 9.0, 1.0]
     assert math.isfinite(config.alpha_of("x" * 100_000))

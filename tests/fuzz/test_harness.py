@@ -25,7 +25,8 @@ def harness(tmp_path_factory):
 def case():
     groups, _ = example("peft", "qwen-image", "lora")
     tensors = {key: stored for group in list(groups.values())[:3] for key, stored in group.items()}
-    return Case(whole(*table_of(Contents(tensors))), model=0, strength=1.0, metadata_alpha=False, trainer=False, beside=False)
+    return Case(whole(*table_of(Contents(tensors))), model=0, strength=1.0, metadata_alpha=False, trainer=False,
+                beside=False)
 
 
 def test_a_good_file_is_applied(harness, case):

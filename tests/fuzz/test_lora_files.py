@@ -21,5 +21,6 @@ def test_a_file_is_applied_or_refused_by_name_and_leaves_the_model_as_it_was(har
 def test_the_files_that_are_tried_are_of_many_sorts(harness):
     """Else the test before this one means little."""
     assert sum(harness.seen.values()) >= 2000
-    assert {"applied", "FileError", "ShapeError", "NonFiniteError", "UnknownFamily", "UnsupportedAdapter"} <= set(harness.seen)
+    assert {"applied", "FileError", "ShapeError", "NonFiniteError", "UnknownFamily",
+            "UnsupportedAdapter"} <= set(harness.seen)
     assert harness.seen["applied"] > 300
