@@ -131,6 +131,8 @@ def test_a_real_sigint_from_another_process_ends_a_composition_and_nothing_else(
         from faults import stacks
         from qpatch import lora
 
+        # A job in the background of a shell is started with SIGINT ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         root = stacks.model()
         bare, file = stacks.State(root), stacks.file()
 
