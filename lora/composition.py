@@ -57,7 +57,8 @@ def swap(root: nn.Module, state: State, new: Composition | None) -> None:
 def rescale(state: State, strengths: Sequence[float]) -> None:
     """Give the installed composition other strengths, in place; on any error the old ones are back.
 
-    If not even that works, ``state`` stays torn, and whoever holds it takes everything out. Raises :class:`PlanError` where a part of it is fixed to its strength, :class:`NonFiniteError` on overflow.
+    If not even that works, ``state`` stays torn, and whoever holds it takes everything out. Raises :class:`PlanError`
+    where a part of it is fixed to its strength, :class:`NonFiniteError` on overflow.
     """
     composition = state.installed
     before = composition.strengths
@@ -65,8 +66,8 @@ def rescale(state: State, strengths: Sequence[float]) -> None:
     for change in composition.changes:
         if change.fixed & changed:
             name = composition.loras[min(change.fixed & changed)].name
-            raise PlanError(f"{name} is worked out for its strength in this layer (it depends on the base weight, or was "
-                            "compressed); compose again for another one", key=change.path)
+            raise PlanError(f"{name} is worked out for its strength in this layer (it depends on the base weight, or "
+                            "was compressed); compose again for another one", key=change.path)
     try:
         rewrites = [live.prepare(change.owner, before, strengths, changed)
                     for change in composition.changes for live in change.live]

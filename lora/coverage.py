@@ -34,7 +34,9 @@ class Coverage:
     def _lost_layers(self) -> set[str]:
         """Module names, as written, of keys that are in no layer of the file."""
         stems = {_stem(key) for key, _ in self._lost}
-        known = {_stem(key) for adapter in self.file.layers.values() for key in adapter.keys.values()} if stems else set()
+        if not stems:
+            return set()
+        known = {_stem(key) for adapter in self.file.layers.values() for key in adapter.keys.values()}
         return {stem for stem in stems - known if stem}
 
     def apply(self, target: Target) -> None:

@@ -99,7 +99,8 @@ class Layer:
     def _planar(self, role, tensor):
         """Rows d * 6 + j in their original places, j * dim + d: the six parts of a modulation one after the other."""
         if tensor.shape[0] % CHUNKS:
-            raise self.refuse(ShapeError, "the rows of a modulation are not six equal parts", role, found=list(tensor.shape))
+            raise self.refuse(ShapeError, "the rows of a modulation are not six equal parts", role,
+                              found=list(tensor.shape))
         return tensor.unflatten(0, (-1, CHUNKS)).transpose(0, 1).flatten(0, 1)
 
     def matrix(self, role: Role) -> torch.Tensor:

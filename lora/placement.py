@@ -23,7 +23,8 @@ from .terms import Delta, Term
 #: (name of a module, the module) -> why it is not to be touched, or None.
 LeaveOut = Callable[[str, nn.Module], "str | None"]
 
-#: Canonical name -> where NunchakuZImageFusedModule keeps its parameters: module, weight of a norm, prefix of an SVDQ layer.
+#: Canonical name -> where NunchakuZImageFusedModule keeps its parameters:
+#: module, weight of a norm, prefix of an SVDQ layer.
 _FUSED_MODULE = {
     "attention.qkv": ("attention.fused_module", "weight", "qkv_"),
     "attention.q_norm": ("attention.fused_module", "norm_q_weight", ""),
@@ -43,7 +44,10 @@ class NoPlace(LoraError):
 
 @dataclass(slots=True)
 class Place:
-    """``rows`` of ``site`` take ``source_rows`` and ``columns`` of a layer's change (None: all). ``main``: its bias too."""
+    """``rows`` of ``site`` take ``source_rows`` and ``columns`` of a layer's change (None: all).
+
+    ``main``: they take its bias too.
+    """
 
     site: Site
     rows: slice
@@ -184,7 +188,10 @@ def _check(places: list[Place], shape, target: Target) -> None:
 
 
 def locate(model: nn.Module) -> tuple[nn.Module, Family]:
-    """The transformer inside ``model`` (which may wrap it) and its family; raises :class:`PlanError` if there is none."""
+    """The transformer inside ``model`` (which may wrap it) and its family.
+
+    Raises :class:`PlanError` if there is none.
+    """
     lists = {block.name for family in FAMILIES.values() for block in family.blocks}
     for path, module in model.named_modules():
         before, _, last = path.rpartition(".")

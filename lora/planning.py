@@ -16,7 +16,7 @@ from torch import nn
 from . import mapping, reading
 from .composition import entry, number, rescale, swap
 from .coverage import Coverage
-from .errors import LoraError, NonFiniteError, PlanError, UnsupportedAdapter
+from .errors import NonFiniteError, PlanError, UnsupportedAdapter
 from .modules import Draft, Part, Site
 from .modules.offload import align, aligned
 from .placement import LeaveOut, Places, locate
@@ -203,7 +203,8 @@ def compose(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max
     """
     root, _ = locate(model)
     loras = reading.pairs(loras)
-    asked = reading.Asked.of(loras, max_rank, **{name: options.get(name, default) for name, default in reading.OPTIONS.items()})
+    chosen = {name: options.get(name, default) for name, default in reading.OPTIONS.items()}
+    asked = reading.Asked.of(loras, max_rank, **chosen)
     with holding(root) as state:
         report = _again(root, state, asked, [number(strength, reading.name_of(source)) for source, strength in loras])
     if report is not None:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 
-import torch
-
 from .adapters import Adapter
 from .coverage import Coverage
 from .errors import LoraError, PlanError, ShapeError, UnknownFamily, UnsupportedAdapter
@@ -32,7 +30,10 @@ OPTIONS = {"leave_out": None, "metadata_alpha": False, "convention": "comfyui"}
 
 @dataclass(frozen=True)
 class Asked:
-    """What a composition was asked for: the files, where they were given as opened ones (else None), and the options."""
+    """What a composition was asked for: the files and the options.
+
+    A file is None where it was not given as an opened one.
+    """
 
     files: tuple[LoraFile | None, ...]
     options: tuple
@@ -173,13 +174,14 @@ def _tied(first: Adapter, adapter: Adapter, coverage: Coverage) -> None:
     if adapter.says_the_same(first):
         coverage.apply(adapter.target)
     else:
-        coverage.miss(adapter.target, adapter.key, f"it is the same module as {first.target}, which {first.key} changes "
-                                                   "in another way")
+        coverage.miss(adapter.target, adapter.key,
+                      f"it is the same module as {first.target}, which {first.key} changes in another way")
 
 
 def _misfit(error: ShapeError, adapter: Adapter) -> ShapeError:
     reason = adapter.misfit(*error.expected) if len(error.expected) == 2 else None
-    return ShapeError(reason or error.problem, file=adapter.file, key=adapter.key, expected=error.expected, found=error.found)
+    return ShapeError(reason or error.problem, file=adapter.file, key=adapter.key, expected=error.expected,
+                      found=error.found)
 
 
 def _fitting(place: Place, delta: Delta, adapter: Adapter, coverage: Coverage) -> Delta | None:
@@ -191,8 +193,8 @@ def _fitting(place: Place, delta: Delta, adapter: Adapter, coverage: Coverage) -
     if (delta.bias is not None or delta.rebias is not None) and not site.has_bias:
         coverage.note(adapter.key, f"{site.path} has no bias: the change of the bias is left out")
         delta = replace(delta, bias=None, rebias=None)
-    empty = not delta.terms and all(getattr(delta, name) is None for name in ("dense", "rebase", "replace", "bias", "rebias"))
-    if empty:
+    others = ("dense", "rebase", "replace", "bias", "rebias")
+    if not delta.terms and all(getattr(delta, name) is None for name in others):
         coverage.miss(adapter.target, adapter.key, f"{site.path} has no place for it")
         return None
     return delta

@@ -74,8 +74,13 @@ class Composition:
         return all(change.stands() for change in self.changes)
 
     def bring(self) -> bool:
-        """Move what was set aside to where its base is now; False if a base is another object than then, or converted."""
-        return all([change.bring() for change in self.changes])
+        """Move what was set aside to where its base is now.
+
+        False if a base is another object than then, or converted.
+        """
+        # A list: over a generator, all() would leave the rest where it is after the first False.
+        brought = [change.bring() for change in self.changes]
+        return all(brought)
 
 
 @dataclass(eq=False)

@@ -25,7 +25,7 @@ def magnitude_axis(layer: Layer, shape: tuple[int, int]) -> int:
 
     Files have [out, 1], [out] (PEFT) or [1, in]; a 1-D magnitude is always one per row.
     """
-    found = [extent for extent in layer.raw_shape(Role.dora)]
+    found = list(layer.raw_shape(Role.dora))
     while len(found) > 2 and found[-1] == 1:
         found.pop()
     out, inp = shape

@@ -16,7 +16,6 @@ from .metadata import provenance, update_ranks
 from .reshape import fuse, is_separable, split
 from .result import Result
 
-
 _FACTORS = {Role.down, Role.up}
 
 

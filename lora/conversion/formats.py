@@ -95,7 +95,7 @@ _KOHYA = {Role.down: "lora_down.weight", Role.up: "lora_up.weight"}
 FORMATS: dict[str, Format] = {format.name: format for format in (
     Format("comfyui", "diffusion_model.", "ComfyUI, diffusers and qpatch (ai-toolkit's spelling)", _PEFT,
            keeps_fused=_COMFYUI_FUSED, separates=True),
-    Format("diffusers", "transformer.", "diffusers, PEFT and ComfyUI", 
+    Format("diffusers", "transformer.", "diffusers, PEFT and ComfyUI",
            {**_PEFT, Role.up_bias: "lora_B.bias", Role.dora: "lora_magnitude_vector.weight"},
            diffusers=True, carries=frozenset({"lora"})),
     Format("kohya", "lora_unet_", "kohya's tools, musubi-tuner, diffusers and qpatch", _KOHYA, flat=True,

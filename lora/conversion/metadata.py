@@ -18,7 +18,7 @@ def provenance(sources: Sequence[tuple[LoraFile, float]], step: Mapping, format:
     """The metadata of the first source, and of the others what it lacks, with ``step`` added to the history."""
     said: dict[str, str] = {}
     history = []
-    for file, strength in sources:
+    for file, _ in sources:
         for key, value in file.metadata.items():
             if key not in STALE and not key.startswith(OURS):
                 said.setdefault(key, value)

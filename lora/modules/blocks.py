@@ -78,7 +78,8 @@ class Block:
         # The first: where all values are zero, a multiplier that float32 takes for Inf would make them NaN.
         if not factor <= torch.finfo(torch.float32).max or not self._largest * factor <= torch.finfo(dtype).max:
             raise NonFiniteError(f"at this strength {self.source} does not fit {_name(dtype)}", key=path,
-                                 expected=f"at most {torch.finfo(dtype).max:.4g}", found=f"{self._largest * factor:.4g}")
+                                 expected=f"at most {torch.finfo(dtype).max:.4g}",
+                                 found=f"{self._largest * factor:.4g}")
 
     def write(self, view: torch.Tensor, factor: float | torch.Tensor) -> None:
         """Multiplied by ``factor`` of :meth:`factor`, into the region of ``view``."""

@@ -1,10 +1,10 @@
 """More terms than the kernels have ranks for: which of them get how many.
 
 Each term is truncated by its own SVD, so that the terms of different LoRAs stay apart and strengths can still be
-changed. The ranks go, a fragment at a time, to the term whose next singular values weigh most at the present strengths, measured
-against all that is to be done to the same rows of the module. So a part that needs few ranks gets them all, the others
-share what is left by need, and no part (q, k or v) is given up because another one has larger numbers: the sum of
-the squared relative errors of the parts is the least possible.
+changed. The ranks go, a fragment at a time, to the term whose next singular values weigh most at the present
+strengths, measured against all that is to be done to the same rows of the module. So a part that needs few ranks gets
+them all, the others share what is left by need, and no part (q, k or v) is given up because another one has larger
+numbers: the sum of the squared relative errors of the parts is the least possible.
 """
 
 from __future__ import annotations

@@ -121,7 +121,10 @@ class Change:
 
 
 class Absent:
-    """Stands (the class itself) for an attribute that was not there; a class survives deepcopy and pickle as what it is."""
+    """Stands for an attribute that was not there.
+
+    The class itself does: it survives deepcopy and pickle as what it is.
+    """
 
 
 def relocate(tensor: torch.Tensor, moved: torch.Tensor) -> None:
@@ -179,7 +182,10 @@ def parameter_like(owner: nn.Module, name: str, value: torch.Tensor) -> nn.Param
 
 
 def drop_hooks(owner: nn.Module, kind: type) -> None:
-    """Take off the forward hooks of class ``kind``; by class, because a deepcopy has other hook numbers than its handle."""
+    """Take off the forward hooks of class ``kind``.
+
+    By class, because a deepcopy has other hook numbers than its handle.
+    """
     for number in [number for number, hook in owner._forward_hooks.items() if isinstance(hook, kind)]:
         owner._forward_hooks.pop(number, None)
         owner._forward_hooks_with_kwargs.pop(number, None)

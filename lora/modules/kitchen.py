@@ -196,7 +196,8 @@ def _block(site, placed, up: torch.Tensor, ranks: slice) -> Block:
         return Block(values.to(up.dtype, copy=True), (placed.rows, ranks), scales, str(placed.part.target))
     whole = torch.zeros(site.out, placed.term.rank, dtype=up.dtype, device=values.device)
     whole[placed.rows] = values.to(up.dtype)
-    return Block(whole.unflatten(0, (-1, up.shape[2])), (slice(None), slice(None), ranks), scales, str(placed.part.target))
+    tiles = whole.unflatten(0, (-1, up.shape[2]))
+    return Block(tiles, (slice(None), slice(None), ranks), scales, str(placed.part.target))
 
 
 def _natural(up: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Models whose blocks are offloaded to the CPU by nunchaku's CPUOffloadManager.
 
 The manager keeps two buffer blocks, deep copies of block 0, and copies parameters and buffers of the other blocks
-into them one by one. So every block, and the buffers, must have the same shapes: what one block's LoRA needs in rank, all
-get, padded with zeros. An attribute or a hook on a block does not reach the buffers by itself.
+into them one by one. So every block, and the buffers, must have the same shapes: what one block's LoRA needs in rank,
+all get, padded with zeros. An attribute or a hook on a block does not reach the buffers by itself.
 """
 
 from __future__ import annotations
@@ -49,16 +49,20 @@ def followers(root: nn.Module, changes: Sequence[Change]) -> list[Change]:
         names = {id(module): inside for inside, module in manager.blocks[0].named_modules()}
         for change in changes:
             if id(change.owner) in names and _grows(change):
-                found += [_follow(buffer.get_submodule(names[id(change.owner)]), change) for buffer in manager.buffer_blocks]
+                inside = names[id(change.owner)]
+                found += [_follow(buffer.get_submodule(inside), change) for buffer in manager.buffer_blocks]
     return found
 
 
 def aligned(root: nn.Module, changes: Sequence[Change]) -> bool:
-    """Whether ``changes`` give the same layer of all offloaded blocks the same shapes: worked out for this offloading."""
+    """Whether ``changes`` give the same layer of all offloaded blocks the same shapes.
+
+    If so, they were worked out for this offloading.
+    """
     growing = {id(change.owner): [getattr(value, "shape", None) for value in change.values.values()]
                for change in changes if _grows(change)}
     for manager in managers(root):
-        for inside, module in manager.blocks[0].named_modules():
+        for inside, _ in manager.blocks[0].named_modules():
             shapes = [growing.get(id(block.get_submodule(inside))) for block in manager.blocks]
             if any(one != shapes[0] for one in shapes):
                 return False
@@ -67,7 +71,8 @@ def aligned(root: nn.Module, changes: Sequence[Change]) -> bool:
 
 def _grows(change: Change) -> bool:
     """Whether a change alters shapes, or adds something to its module."""
-    return any(getattr(value, "shape", None) != _bare_shape(change.owner, name) for name, value in change.values.items())
+    return any(getattr(value, "shape", None) != _bare_shape(change.owner, name)
+               for name, value in change.values.items())
 
 
 def _bare_shape(module: nn.Module, name: str):

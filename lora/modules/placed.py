@@ -13,7 +13,6 @@ from ..terms import Term
 from .site import Part, Site
 
 
-
 @dataclass(slots=True)
 class Placed:
     """``term`` on ``rows`` of a module. ``lora`` is whose strength multiplies it; None: the strength is in it."""

@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import publish
 from ..inspection import Survey
 from ..inspection.chart import chart
 from ..printable import printable
-from .. import publish
 
 FORMATS = (".png", ".svg", ".html", ".txt")
 

@@ -75,7 +75,7 @@ def _row(chart: Chart, row: Row, label: str, up: bool) -> str:
     columns = sum(depth for _, depth in chart.groups)
     for number, (_, depth) in enumerate(chart.groups):
         found += ["<td></td>"] if number else []
-        for position in range(depth):
+        for _ in range(depth):
             cell = next(cells, None)
             found.append("<td></td>" if cell is None else _cell(chart, cell, up, right=len(found) > columns / 2))
     total = len(row.present) + len(row.missing)

@@ -3,10 +3,11 @@
     python tests/benchmarks/lora_compose.py [--models qwen z] [--ranks 16 32 128] [--files 1 3 8] [--rounds 5]
 
 Floor of a composition: bytes of LoRA factors read + bytes of proj_* written, over the copy bandwidth (a 256 MiB
-torch copy, read + write, taken just before and after each round). Floor of a strength change: bytes of up factors read +
-bytes of the appended part of proj_up written. Each line is measured in a process of its own. Its first round also pays
-for memory that the system has never handed out before, and is shown apart; after it the allocator keeps what is freed,
-because a page of new memory costs more than to fill it, and copies into memory that is there are what the floor is.
+torch copy, read + write, taken just before and after each round). Floor of a strength change: bytes of up factors
+read + bytes of the appended part of proj_up written. Each line is measured in a process of its own. Its first round
+also pays for memory that the system has never handed out before, and is shown apart; after it the allocator keeps what
+is freed, because a page of new memory costs more than to fill it, and copies into memory that is there are what the
+floor is.
 """
 
 import argparse
@@ -188,8 +189,9 @@ def run(name, rank, files, rounds, bandwidth, folder):
     one_round(model, paths, bandwidth, sizes)
     results = [one_round(model, paths, bandwidth, sizes) for _ in range(rounds)]
     speed, composing, ratio, changing, change_ratio, resetting = (statistics.median(column) for column in zip(*results))
+    ratios = [row[2] for row in results]
     print(f"{name:5} rank {rank:3} x {files}: {speed:5.1f} GB/s | compose {composing * 1e3:7.0f} ms = {ratio:5.2f}x "
-          f"({min(row[2] for row in results):.2f} to {max(row[2] for row in results):.2f}; first {first * 1e3:.0f} ms) | "
+          f"({min(ratios):.2f} to {max(ratios):.2f}; first {first * 1e3:.0f} ms) | "
           f"strengths {changing * 1e3:6.1f} ms = {change_ratio:4.2f}x | reset {resetting * 1e3:5.1f} ms | "
           f"peak {memory.extra / sizes[1]:4.2f}x of {sizes[1] / 2**20:.0f} MiB", flush=True)
 

@@ -1,4 +1,7 @@
-"""Many switches between five LoRA stacks by ComfyUI's nodes, on one Nunchaku model. QPATCH_TEST_SWITCHES=10000 makes many."""
+"""Many switches between five LoRA stacks by ComfyUI's nodes, on one Nunchaku model.
+
+QPATCH_TEST_SWITCHES=10000 makes many.
+"""
 
 import gc
 import os

@@ -74,7 +74,8 @@ def changes(example, root, strength: float, bases: dict | None = None):
         module = module_of(root, target)
         base, bias = weight_of(module), bias_of(module)
         rows = rows_of(target, len(base))
-        weight_change, bias_change = found.setdefault(target.partition("[")[0], (torch.zeros_like(base), torch.zeros(len(base)).double()))
+        nothing = torch.zeros_like(base), torch.zeros(len(base)).double()
+        weight_change, bias_change = found.setdefault(target.partition("[")[0], nothing)
         if sample.change is not None:
             weight_change[rows] += torch.from_numpy(np.asarray(sample.change(base[rows].numpy(), strength)))
         if sample.bias is not None and bias is not None:

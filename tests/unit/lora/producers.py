@@ -14,12 +14,11 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import dense_reference as dense
 import numpy as np
 import torch
-from safetensors.torch import save_file
-
-import dense_reference as dense
 from dense_reference import Sample
+from safetensors.torch import save_file
 
 #: Target -> (diffusers name, ComfyUI name or None where it has none of its own), rows, columns.
 QWEN_BLOCK = {

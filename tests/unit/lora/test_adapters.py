@@ -68,7 +68,7 @@ def check_bias(delta, sample, bias, strength):
 def build(kind, out, inp, rank=3, alpha=1.5, seed=0, dtype=torch.float32, **options):
     """(adapter, sample, base) of one layer in memory."""
     rng = np.random.default_rng(seed)
-    store = lambda array: torch.from_numpy(np.asarray(array)).to(dtype)  # noqa: E731
+    store = lambda array: torch.from_numpy(np.asarray(array)).to(dtype)
     sample = dense_reference.KINDS[kind](rng, out, inp, rank, alpha, store)
     tensors = {Role(role): tensor for role, tensor in sample.tensors.items()}
     return adapters.build(TARGET, tensors, **options), sample, rng.normal(size=(out, inp))

@@ -9,7 +9,7 @@ import producers
 import pytest
 import torch
 import trees
-from test_composition import bits, file, objects, same, traces
+from test_composition import bits, objects, same, traces
 
 from qpatch import lora
 from qpatch.lora import composition, state
@@ -101,9 +101,11 @@ def test_an_interruption_at_any_line_leaves_all_or_nothing(model, action):
     other = bits(model)
     lora.reset(model)
     start = {"compose": [], "replace": [(first, 1.0)], "reset": [(first, 1.0)], "set_aside": [(first, 1.0)]}[action]
-    run = {"compose": lambda: lora.compose(model, [(first, 1.0)]), "replace": lambda: lora.compose(model, [(second, 0.5)]),
+    run = {"compose": lambda: lora.compose(model, [(first, 1.0)]),
+           "replace": lambda: lora.compose(model, [(second, 0.5)]),
            "reset": lambda: lora.reset(model), "set_aside": lambda: lora.set_aside(model)}[action]
-    ends = {"compose": (bare, composed), "replace": (composed, other), "reset": (composed, bare), "set_aside": (composed, bare)}
+    ends = {"compose": (bare, composed), "replace": (composed, other),
+            "reset": (composed, bare), "set_aside": (composed, bare)}
     line = 0
     while True:
         line += 1

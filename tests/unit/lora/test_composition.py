@@ -263,7 +263,8 @@ class TestSetAside:
 
     def test_other_files_or_options_or_a_new_base_are_worked_out(self, model):
         opened = lora.open_lora(file())
-        for loras, options, base in (([(opened, 1.0), (opened, 1.0)], {}, False), ([(opened, 1.0)], {"max_rank": 7}, False),
+        for loras, options, base in (([(opened, 1.0), (opened, 1.0)], {}, False),
+                                     ([(opened, 1.0)], {"max_rank": 7}, False),
                                      ([(opened, 1.0)], {}, True)):
             lora.compose(model, [(opened, 1.0)])
             lora.set_aside(model)

@@ -17,11 +17,15 @@ ROUNDING = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 #: One producer for each kind of adapter.
 BY_KIND = {kind: name for name, rules in producers.PRODUCERS.items() for kind in rules.kinds
            if name not in ("anime-z", "diffsynth")}
-CASES = [(family, kind) for family in TREES for kind in BY_KIND if family in producers.PRODUCERS[BY_KIND[kind]].families]
+CASES = [(family, kind) for family in TREES for kind, name in BY_KIND.items()
+         if family in producers.PRODUCERS[name].families]
 
 
 def rounded_alike(found, wanted, dtype, offset=0.0):
-    """Whether ``found`` is ``wanted`` as ``dtype`` holds it, sums having been formed in float32; stored with ``offset``."""
+    """Whether ``found`` is ``wanted`` as ``dtype`` holds it, sums having been formed in float32.
+
+    ``offset`` was added to it where it is stored.
+    """
     slack = torch.finfo(dtype).eps * (wanted.abs() + offset) + 1e-6 * wanted.abs().max()
     return bool(((found - wanted).abs() <= slack).all())
 

@@ -8,7 +8,7 @@ from qpatch import lora
 
 pytest.importorskip("comfy_kitchen")
 
-from comfy_kitchen.tensor import (  # noqa: E402
+from comfy_kitchen.tensor import (
     QuantizedTensor,
     TensorCoreAWQW4A16Layout,
     TensorCoreSVDQuantW4A4Layout,
@@ -39,7 +39,8 @@ def svdquant(out, inp, rank, act_unsigned=False):
         scale=(torch.rand(inp // 64, out) * 0.1).bfloat16(), orig_dtype=torch.bfloat16, orig_shape=(out, inp),
         proj_down=(torch.randn(inp, rank) * 0.1).bfloat16(), proj_up=(torch.randn(out, rank) * 0.1).bfloat16(),
         smooth_factor=(torch.rand(inp) + 0.5).bfloat16(), act_unsigned=act_unsigned)
-    return QuantizedTensor(torch.randint(-128, 128, (out, inp // 2), dtype=torch.int8), "TensorCoreSVDQuantW4A4Layout", params)
+    packed = torch.randint(-128, 128, (out, inp // 2), dtype=torch.int8)
+    return QuantizedTensor(packed, "TensorCoreSVDQuantW4A4Layout", params)
 
 
 def pair(rank, rows=H, columns=H, seed=0, size=0.1):
@@ -75,7 +76,8 @@ def test_the_svdquant_layout_is_reset_bitwise_and_rescaled_in_place():
     lora.set_strengths(root, [0.0, 0.0])
     assert torch.equal(layer.forward(x), before)
     lora.set_strengths(root, [1.0, -0.5])
-    assert layer.weight._params.proj_up.data_ptr() == up.data_ptr() and torch.equal(up, old) and torch.equal(layer.forward(x), composed)
+    assert layer.weight._params.proj_up.data_ptr() == up.data_ptr()
+    assert torch.equal(up, old) and torch.equal(layer.forward(x), composed)
     assert layer.weight._qdata.data_ptr() == original._qdata.data_ptr()
     lora.reset(root)
     assert layer.weight is original and torch.equal(layer.forward(x), before)
@@ -86,11 +88,12 @@ def test_svdquant_factors_in_tiles_of_128_rows_are_appended_in_tiles():
     natural = svdquant(H, H, 32)
     params = natural._params
     tiles = params.proj_up.view(H // 128, 128, 32).transpose(1, 2).contiguous()
-    packed = natural._qdata.view(H // 128, 32, 4, H // 64, 32).permute(0, 3, 1, 2, 4).reshape(H // 128, H // 64, 32, 128)
+    rows = natural._qdata.view(H // 128, 32, 4, H // 64, 32)
+    packed = rows.permute(0, 3, 1, 2, 4).reshape(H // 128, H // 64, 32, 128)
     scales = params.scale.t().reshape(H // 128, 128, H // 64).transpose(1, 2).contiguous()
     tiled = QuantizedTensor(packed.contiguous(), "TensorCoreSVDQuantW4A4Layout", type(params)(
-        scale=scales, orig_dtype=params.orig_dtype, orig_shape=params.orig_shape, proj_down=params.proj_down, proj_up=tiles,
-        smooth_factor=params.smooth_factor))
+        scale=scales, orig_dtype=params.orig_dtype, orig_shape=params.orig_shape,
+        proj_down=params.proj_down, proj_up=tiles, smooth_factor=params.smooth_factor))
     x, tensors = torch.randn(4, H).bfloat16(), pair(20, size=0.5)[0]
     outputs = []
     for weight in (natural, tiled):
@@ -158,7 +161,8 @@ def test_a_layout_that_is_only_made_offline_gets_a_branch():
     params = TensorCoreAWQW4A16Layout.Params(
         scale=(torch.rand(H // 64, H) * 0.1).bfloat16(), orig_dtype=torch.bfloat16, orig_shape=(H, H),
         zeros=torch.randn(H // 64, H).bfloat16(), group_size=64)
-    weight = QuantizedTensor(torch.randint(-128, 128, (H, H // 2), dtype=torch.int8), "TensorCoreAWQW4A16Layout", params)
+    packed = torch.randint(-128, 128, (H, H // 2), dtype=torch.int8)
+    weight = QuantizedTensor(packed, "TensorCoreAWQW4A16Layout", params)
     root, layer = model_with(weight)
     linear = torch.nn.Linear(H, H, dtype=torch.bfloat16)
     linear.weight, linear.bias = layer.weight, layer.bias

@@ -1,7 +1,7 @@
 """Models whose blocks are offloaded: every block must compute with its own LoRA when it sits in a buffer.
 
-The manager is a stand-in with the contract of nunchaku's (buffers are deep copies of block 0, parameters and buffers are
-copied one by one); where QPATCH_TEST_NUNCHAKU is set, the real one, its CUDA streams and devices replaced by none.
+The manager is a stand-in with the contract of nunchaku's (buffers are deep copies of block 0, parameters and buffers
+are copied one by one); where QPATCH_TEST_NUNCHAKU is set, the real one, its CUDA streams and devices replaced by none.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ class StandIn:
         if self.num_blocks_on_gpu <= following < len(self.blocks):
             source, target = self.blocks[following], self.buffer_blocks[following % 2]
             with torch.no_grad():
-                for one, other in [*zip(source.parameters(), target.parameters()), *zip(source.buffers(), target.buffers())]:
+                for one, other in [*zip(source.parameters(), target.parameters()),
+                                   *zip(source.buffers(), target.buffers())]:
                     other.copy_(one)
         self.current_block_idx = following % len(self.blocks)
 
@@ -103,7 +104,8 @@ def file(blocks, rank=4, seed=0, leave=()):
     dims = {**trees.QWEN_DIMS, "f": 64}
     tensors = producers.make("peft", "qwen-image", blocks=BLOCKS, rank=rank, dims=dims, seed=seed).tensors
     return {key: value for key, value in tensors.items()
-            if any(f"transformer_blocks.{block}." in key for block in blocks) and not any(name in key for name in leave)}
+            if any(f"transformer_blocks.{block}." in key for block in blocks)
+            and not any(name in key for name in leave)}
 
 
 def check(model, manager):
@@ -121,7 +123,8 @@ def test_every_block_computes_with_its_own_lora_in_the_buffers(model, manager, b
     lora.compose(model, [(file(blocks), 0.5), (file([1], rank=20, seed=1, leave=("img_mlp", "txt_mod")), -1.0)])
     check(model, model.offload_manager)
     changed = [index for index, block in enumerate(model.transformer_blocks)
-               if not torch.equal(trees.effective(block.attn.to_qkv), product(bare, f"transformer_blocks.{index}.attn.to_qkv"))]
+               if not torch.equal(trees.effective(block.attn.to_qkv),
+                                  product(bare, f"transformer_blocks.{index}.attn.to_qkv"))]
     assert changed == sorted({*blocks, 1})
     lora.set_strengths(model, [0.25, 1.0])
     check(model, model.offload_manager)

@@ -60,7 +60,8 @@ def test_factors_of_other_dtypes_and_strides_are_converted():
     down, up = noise(16, 32, dtype=torch.float32), noise(32, 16, dtype=torch.float32)
     assert torch.equal(torch.stack(list(packing.pack_down(down, torch.float16))),
                        torch.stack(list(packing.pack_down(down.half(), torch.float16))))
-    assert torch.equal(packing.pack_up(up.T.contiguous().T, torch.bfloat16), packing.pack_up(up.bfloat16(), torch.bfloat16))
+    assert torch.equal(packing.pack_up(up.T.contiguous().T, torch.bfloat16),
+                       packing.pack_up(up.bfloat16(), torch.bfloat16))
 
 
 @pytest.mark.parametrize("ranks", [16, 48])

@@ -187,10 +187,14 @@ class TestFlux:
     def root(self):
         block, single = "transformer_blocks.0.", "single_transformer_blocks.0."
         return trees.tree({
-            block + "attn.to_qkv": trees.SVDQW4A4Linear(64, 192), block + "attn.add_qkv_proj": trees.SVDQW4A4Linear(64, 192),
-            block + "norm1.linear": trees.AWQW4A16Linear(64, 384), block + "ff.net.2": trees.SVDQW4A4Linear(128, 64),
-            single + "norm.linear": trees.AWQW4A16Linear(64, 192), single + "attn.to_qkv": trees.SVDQW4A4Linear(64, 192),
-            single + "attn.to_out": trees.SVDQW4A4Linear(64, 64), single + "mlp_fc1": trees.SVDQW4A4Linear(64, 256),
+            block + "attn.to_qkv": trees.SVDQW4A4Linear(64, 192),
+            block + "attn.add_qkv_proj": trees.SVDQW4A4Linear(64, 192),
+            block + "norm1.linear": trees.AWQW4A16Linear(64, 384),
+            block + "ff.net.2": trees.SVDQW4A4Linear(128, 64),
+            single + "norm.linear": trees.AWQW4A16Linear(64, 192),
+            single + "attn.to_qkv": trees.SVDQW4A4Linear(64, 192),
+            single + "attn.to_out": trees.SVDQW4A4Linear(64, 64),
+            single + "mlp_fc1": trees.SVDQW4A4Linear(64, 256),
             single + "mlp_fc2": trees.SVDQW4A4Linear(256, 64)})
 
     def test_the_output_of_a_single_block_is_split_by_its_input_columns(self, root):
@@ -226,7 +230,10 @@ class TestFlux:
         (place,) = Places(root, None).find(Target(*target))
         assert place.site.path.endswith(name) and (place.rows.start, place.rows.stop) == rows
 
-    @pytest.mark.parametrize("name, splits", [("transformer_blocks.0.norm1.linear", 6), ("single_transformer_blocks.0.norm.linear", 3)])
+    @pytest.mark.parametrize("name, splits", [
+        ("transformer_blocks.0.norm1.linear", 6),
+        ("single_transformer_blocks.0.norm.linear", 3),
+    ])
     def test_modulation_rows_are_interleaved_by_the_number_of_their_chunks(self, root, name, splits):
         (place,) = Places(root, None).find(Target(name))
         rows = torch.arange(splits * 64)

@@ -4,7 +4,6 @@ import logging
 import sys
 import types
 
-import expected
 import producers
 import pytest
 import torch
@@ -40,15 +39,19 @@ def nan(tensor):
     return tensor
 
 
+def convolution(tensor):
+    return tensor[:, :, None, None].expand(-1, -1, 3, 3).contiguous()
+
+
 MALFORMED = {
     "NaN": (lambda: edited(pair(), "lora_A", nan), lora.NonFiniteError),
     "Inf": (lambda: edited(pair(), "lora_B", lambda tensor: tensor.fill_(float("inf"))), lora.NonFiniteError),
     "zero rank": (lambda: edited(pair(rank=4), "lora_A", lambda tensor: tensor[:0]), lora.ShapeError),
     "transposed": (lambda: edited(pair(), "lora_A", lambda tensor: tensor.T.contiguous()), lora.ShapeError),
-    "four dimensions": (lambda: edited(pair(), "lora_A", lambda tensor: tensor[:, :, None, None].expand(-1, -1, 3, 3).contiguous()),
-                        lora.ShapeError),
+    "four dimensions": (lambda: edited(pair(), "lora_A", convolution), lora.ShapeError),
     "another size": (lambda: (pair(out=32, inp=32), f"transformer.{LAYER}.lora_A.weight"), lora.ShapeError),
-    "swapped": (lambda: (dict(zip(pair(), reversed(pair().values()))), f"transformer.{LAYER}.lora_A.weight"), lora.ShapeError),
+    "swapped": (lambda: (dict(zip(pair(), reversed(pair().values()))), f"transformer.{LAYER}.lora_A.weight"),
+                lora.ShapeError),
 }
 
 
@@ -155,7 +158,8 @@ class TestStacks:
         with caplog.at_level(logging.INFO, "qpatch.lora"):
             report = lora.compose(model, [(pair(), 0.5), (broken, 1.0), (MALFORMED["NaN"][0]()[0], 1.0)])
         lora.compose(alone, [(pair(), 0.5)])
-        assert all(torch.equal(one, other) for one, other in zip(model.state_dict().values(), alone.state_dict().values()))
+        assert all(torch.equal(one, other)
+                   for one, other in zip(model.state_dict().values(), alone.state_dict().values()))
         assert [file.problem is None for file in report.files] == [True, False, False]
         assert isinstance(report.files[1].error, lora.FileError) and "broken.safetensors" in report.files[1].problem
         assert "broken.safetensors: not applied" in caplog.text and not report.complete
@@ -273,15 +277,21 @@ class TestProgress:
         monkeypatch.setattr(progress, "_DELAY", -1)
         for terminal in (True, False):
             written = []
-            stream = types.SimpleNamespace(isatty=lambda terminal=terminal: terminal, write=written.append, flush=lambda: None)
+            stream = types.SimpleNamespace(isatty=lambda terminal=terminal: terminal, write=written.append,
+                                           flush=lambda: None)
             monkeypatch.setattr(sys, "stderr", stream)
             run(2)
             assert bool(written) is terminal
 
     def test_reading_a_file_has_a_bar_too_unless_the_caller_shows_progress(self, model, monkeypatch):
         made = []
+
+        def bar(title, total):
+            made.append(title)
+            return (lambda done: None), (lambda: None)
+
         monkeypatch.setattr(progress, "_DELAY", -1)
-        monkeypatch.setattr(progress, "_bar", lambda title, total: made.append(title) or ((lambda done: None), (lambda: None)))
+        monkeypatch.setattr(progress, "_bar", bar)
         lora.plan(model, [(pair(), 1.0)])
         assert made == ["reading <dict>"]
         lora.compose(model, [(pair(), 1.0)], progress=lambda done, total: None)

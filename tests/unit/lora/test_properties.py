@@ -39,7 +39,8 @@ def files(draw):
 def models(draw):
     h, f = draw(st.sampled_from([64, 80, 128])), draw(st.sampled_from([64, 96]))
     dtype = draw(st.sampled_from([torch.bfloat16, torch.float16]))
-    return dict(h=h, f=f, dtype=dtype, rank=draw(st.sampled_from([16, 32, 64])), precision=draw(st.sampled_from(["int4", "nvfp4"])))
+    rank, precision = draw(st.sampled_from([16, 32, 64])), draw(st.sampled_from(["int4", "nvfp4"]))
+    return dict(h=h, f=f, dtype=dtype, rank=rank, precision=precision)
 
 
 def build(options):
@@ -94,7 +95,8 @@ def finest(dtype, rows):
 
 def close(one, other, dtype, roundings):
     """Equal up to some roundings of the factors, or of a plain weight."""
-    return all((one[name] - value).norm() <= roundings * (torch.finfo(dtype).eps * value.norm() + finest(dtype, len(value)))
+    eps = torch.finfo(dtype).eps
+    return all((one[name] - value).norm() <= roundings * (eps * value.norm() + finest(dtype, len(value)))
                for name, value in other.items())
 
 

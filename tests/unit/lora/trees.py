@@ -51,7 +51,8 @@ class SVDQW4A4Linear(nn.Module):
         group = 64 if precision == "int4" else 16
         scales = torch.rand(inp // group, out) + 0.5
         self.qweight = nn.Parameter(torch.randint(-128, 128, (out, inp // 2), dtype=torch.int8), requires_grad=False)
-        self.wscales = nn.Parameter(scales.to(dtype if precision == "int4" else torch.float8_e4m3fn), requires_grad=False)
+        scale_dtype = dtype if precision == "int4" else torch.float8_e4m3fn
+        self.wscales = nn.Parameter(scales.to(scale_dtype), requires_grad=False)
         self.smooth_factor = nn.Parameter((torch.rand(inp) + 0.5).to(dtype), requires_grad=False)
         self.proj_down = nn.Parameter((torch.randn(inp, rank) * 0.1).to(dtype))
         self.proj_up = nn.Parameter((torch.randn(out, rank) * 0.1).to(dtype))
@@ -65,7 +66,8 @@ class AWQW4A16Linear(nn.Module):
 
     def __init__(self, inp, out, dtype=BF16):
         super().__init__()
-        self.qweight = nn.Parameter(torch.randint(-2**31, 2**31 - 1, (out // 4, inp // 2), dtype=torch.int32), requires_grad=False)
+        packed = torch.randint(-2**31, 2**31 - 1, (out // 4, inp // 2), dtype=torch.int32)
+        self.qweight = nn.Parameter(packed, requires_grad=False)
         self.wscales = nn.Parameter((torch.rand(max(inp // 64, 1), out) + 0.5).to(dtype), requires_grad=False)
         self.wzeros = nn.Parameter(torch.randn(max(inp // 64, 1), out).to(dtype), requires_grad=False)
         self.bias = nn.Parameter(torch.randn(out).to(dtype))
@@ -111,13 +113,16 @@ def linear(inp, out, bias=True, dtype=BF16):
 
 def qwen(blocks=1, h=64, f=128, rank=16, dtype=BF16, precision="int4", plain=False) -> nn.Module:
     """Qwen-Image as nunchaku quantizes it, or (``plain``) as ComfyUI has it unquantized."""
-    modules = {"img_in": linear(16, h, dtype=dtype), "txt_in": linear(32, h, dtype=dtype), "proj_out": linear(h, 16, dtype=dtype),
-               "txt_norm": norm(32, dtype), "norm_out.linear": linear(h, 2 * h, dtype=dtype),
+    modules = {"img_in": linear(16, h, dtype=dtype), "txt_in": linear(32, h, dtype=dtype),
+               "proj_out": linear(h, 16, dtype=dtype), "txt_norm": norm(32, dtype),
+               "norm_out.linear": linear(h, 2 * h, dtype=dtype),
                "time_text_embed.timestep_embedder.linear_1": linear(32, h, dtype=dtype),
                "time_text_embed.timestep_embedder.linear_2": linear(h, h, dtype=dtype)}
 
     def layer(inp, out):
-        return linear(inp, out, dtype=dtype) if plain else SVDQW4A4Linear(inp, out, rank, dtype=dtype, precision=precision)
+        if plain:
+            return linear(inp, out, dtype=dtype)
+        return SVDQW4A4Linear(inp, out, rank, dtype=dtype, precision=precision)
 
     for index in range(blocks):
         block = f"transformer_blocks.{index}."
@@ -127,7 +132,8 @@ def qwen(blocks=1, h=64, f=128, rank=16, dtype=BF16, precision="int4", plain=Fal
         else:
             modules.update({f"{block}attn.{name}": layer(h, 3 * h) for name in ("to_qkv", "add_qkv_proj")})
         modules.update({f"{block}attn.to_out.0": layer(h, h), f"{block}attn.to_add_out": layer(h, h)})
-        modules.update({f"{block}attn.{name}": norm(16, dtype) for name in ("norm_q", "norm_k", "norm_added_q", "norm_added_k")})
+        norms = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
+        modules.update({f"{block}attn.{name}": norm(16, dtype) for name in norms})
         for stream in ("img", "txt"):
             modules.update({f"{block}{stream}_mlp.net.0.proj": layer(h, f), f"{block}{stream}_mlp.net.2": layer(f, h)})
             modulation = linear(h, 6 * h, dtype=dtype) if plain else AWQW4A16Linear(h, 6 * h, dtype)
@@ -177,7 +183,8 @@ def _z_block(h, f, rank, dtype, precision, quantized, diffusers):
         gate = {"feed_forward.w13": layer(h, 2 * f)} if quantized else {
             "feed_forward.w1": layer(h, f), "feed_forward.w3": layer(h, f)}
         return {**modules, **gate}
-    modules.update({"attention.to_out.0": layer(h, h), "feed_forward.net.0.proj": layer(h, 2 * f), "feed_forward.net.2": layer(f, h)})
+    modules.update({"attention.to_out.0": layer(h, h), "feed_forward.net.0.proj": layer(h, 2 * f),
+                    "feed_forward.net.2": layer(f, h)})
     if not quantized:
         modules.update({f"attention.to_{part}": layer(h, h) for part in "qkv"})
     if quantized and diffusers == "fused_module":
