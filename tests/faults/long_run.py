@@ -21,9 +21,8 @@ if __name__ == "__main__":
     sys.path[:] = [str(HERE.parent), str(HERE.parent / "unit" / "lora"),
                    *(path for path in sys.path if path != str(HERE))]
 
-from faults import stacks  # noqa: E402
-
-from qpatch import lora  # noqa: E402
+from faults import stacks
+from qpatch import lora
 
 #: What may come on top: of Python's objects, and of the process (an allocator keeps what it has freed in arenas).
 PYTHON, PROCESS = 64 * 1024, 8 * 2**20
@@ -32,8 +31,8 @@ KINDS = ("lora", "lokr", "loha", "dora", "diff", "diff_b", "lokr_full", "glora",
 
 def five_stacks() -> list[list[tuple[lora.LoraFile, float]]]:
     """One to three files each, of every kind of adapter."""
-    files = [lora.open_lora(stacks.file(seed, kind, layers=(*stacks.FEW, "txt_mlp.net.2", "proj_out"))) for seed,
-             kind in enumerate(KINDS)]
+    layers = (*stacks.FEW, "txt_mlp.net.2", "proj_out")
+    files = [lora.open_lora(stacks.file(seed, kind, layers=layers)) for seed, kind in enumerate(KINDS)]
     cuts = [files[:1], files[1:4], files[4:6], files[6:8], files[8:]]
     return [[(file, 0.3 * (place + 1)) for place, file in enumerate(stack)] for stack in cuts]
 

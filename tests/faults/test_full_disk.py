@@ -10,6 +10,7 @@ import textwrap
 
 import producers
 import pytest
+
 from qpatch import cli
 from qpatch.lora import publish
 

@@ -11,9 +11,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from faults import stacks
 from faults.actions import NAMES, actions, check_after
-
 from qpatch import lora
 
 STEP = int(os.environ.get("QPATCH_TEST_STEP", 197))

@@ -7,10 +7,11 @@ import os
 
 import pytest
 import torch
-from faults import stacks
-from faults.actions import NAMES, actions, check_after
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from faults import stacks
+from faults.actions import NAMES, actions, check_after
 
 STEP = int(os.environ.get("QPATCH_TEST_STEP", 11))
 

@@ -31,6 +31,7 @@ BATCH = 1000
 def batch(harness, number: int, seed: int, count: int, failed) -> None:
     """Try ``count`` files; ``failed(case, error)`` is told of each that breaks the property."""
     import hypothesis
+
     from fuzz.cases import cases
 
     @hypothesis.seed(seed * 1_000_003 + number)

@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 import trees
+from safetensors.torch import save_file
+
 from qpatch import lora
 from qpatch.lora import nearest, rules
 from qpatch.lora.inspection import measure, survey
-from safetensors.torch import save_file
 
 Q = "transformer_blocks.0.attn.to_q"
 OUT = "transformer_blocks.0.attn.to_out.0"

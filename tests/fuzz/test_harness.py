@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from fuzz import harness as under_test
 from fuzz.cases import Case
 from fuzz.container import table_of, whole

@@ -1,9 +1,10 @@
 """LoRA files that are nearly right: 2,000 of them, the same each time. nightly.py runs more."""
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
 from fuzz.cases import cases
 from fuzz.harness import Harness
-from hypothesis import HealthCheck, Phase, given, settings
 
 
 @pytest.fixture(scope="module")
