@@ -60,8 +60,7 @@ def actions(root) -> dict[str, Action]:
 
 
 NAMES = ("compose", "apply", "compose another stack", "compose nothing", "compose other strengths", "put back",
-         "set_strengths",
-         "set_aside", "reset")
+         "set_strengths", "set_aside", "reset")
 
 
 def check_after(root, action: Action, bare: stacks.State, what: str) -> None:

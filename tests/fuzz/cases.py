@@ -27,8 +27,7 @@ class Case:
 
     def __repr__(self):
         return (f"Case({self.content!r}, model={self.model}, strength={self.strength!r}, "
-                f"metadata_alpha={self.metadata_alpha}, "
-                f"trainer={self.trainer}, beside={self.beside})")
+                f"metadata_alpha={self.metadata_alpha}, trainer={self.trainer}, beside={self.beside})")
 
 
 _FAMILIES = {family: st.sampled_from([one for one in SPELLINGS if one[1] == family])

@@ -16,22 +16,19 @@ from .tensors import DTYPES, SPELLINGS, Contents, Stored, example
 _EXTENTS = st.sampled_from((0, 1, 2, 3, 4, 6, 7, 16, 17, 64, 128, 129, 384, 768))
 _SHAPES = st.lists(_EXTENTS, max_size=5).map(tuple).filter(lambda shape: _size(shape) <= 200_000)
 _VALUES = st.sampled_from((0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e-45, 1e-40, 6e4, 7e4,
-                           -3e38,
-                           1e300, 5e-324, 448.0, 1e-8))
+                           -3e38, 1e300, 5e-324, 448.0, 1e-8))
 _ALPHAS = st.sampled_from((0.0, 1.0, -2.0, 16.0, 1e-30, 1e30, 3e38, -3e38, 1e300, float("nan"), float("inf"),
                            9999999999.0))
 _WORDS = st.sampled_from(("weight", "lora_A", "lora_B", "lora_down", "default", "alpha", "0", "1", "9", "59", "60",
-                          "layers",
-                          "transformer_blocks", "attn", "to_q", "to_qkv", "model", "img_mod", "é",
+                          "layers", "transformer_blocks", "attn", "to_q", "to_qkv", "model", "img_mod", "é",
                           "\u202e", "a b", ""))
 _ENDS = [".".join(suffix).replace("*", "x") for suffix in SUFFIXES]
 _MODULES = ["transformer_blocks.0.attn.to_q", "transformer_blocks.0.img_mod.1", "transformer_blocks.0.attn.norm_q",
             "transformer_blocks.7.attn.to_out.0", "img_in", "txt_norm", "layers.0.attention.qkv",
-            "layers.0.attention.to_q",
-            "layers.0.feed_forward.w13", "layers.0.adaLN_modulation.0", "layers.0.attention.q_norm", "cap_embedder.0",
-            "transformer_blocks.0.attn.to_nowhere", "single_transformer_blocks.0.attn.to_q",
-            "layers.0.adaLN_modulation.1",
-            "text_encoder.layers.0.q", "lora_te1_x"]
+            "layers.0.attention.to_q", "layers.0.feed_forward.w13", "layers.0.adaLN_modulation.0",
+            "layers.0.attention.q_norm", "cap_embedder.0", "transformer_blocks.0.attn.to_nowhere",
+            "single_transformer_blocks.0.attn.to_q", "layers.0.adaLN_modulation.1", "text_encoder.layers.0.q",
+            "lora_te1_x"]
 
 
 def _size(shape) -> int:
@@ -78,8 +75,8 @@ def reshape(draw, contents):
         return
     stored = contents.tensors[key]
     shape = draw(st.sampled_from((stored.shape[::-1], (*stored.shape, 1, 1), (*stored.shape, 3, 3),
-                                  (*stored.shape, 0), (),
-                                  (1, *stored.shape), (_size(stored.shape),), stored.shape[:-1], draw(_SHAPES))))
+                                  (*stored.shape, 0), (), (1, *stored.shape), (_size(stored.shape),),
+                                  stored.shape[:-1], draw(_SHAPES))))
     contents.tensors[key] = stored.fitted(stored.tag, shape if _size(shape) <= 500_000 else ())
 
 
@@ -210,5 +207,4 @@ def metadata(draw, contents):
 
 
 CHANGES = (rename, prefix, reshape, reshape, retype, retype_all, values, values, alpha, alpha, drop, swap, repeat,
-           extra, extra,
-           flags, mixture, huge, long_key, many_keys, metadata, metadata)
+           extra, extra, flags, mixture, huge, long_key, many_keys, metadata, metadata)

@@ -77,8 +77,7 @@ def wrong_json(draw, table, data):
     text = json.dumps(table)
     at = draw(st.integers(0, len(text)))
     piece = draw(st.sampled_from(("", "NaN", "{", "}", ",", '"', "\\ud800", "\u00e9", "[" * 3000, '{"a":' * 3000,
-                                  "\x00", "//", "1e999",
-                                  "9" * 5000, "\\u0000", " " * 5000)))
+                                  "\x00", "//", "1e999", "9" * 5000, "\\u0000", " " * 5000)))
     return assemble((text[:at] + piece + text[at + draw(st.integers(0, 2)):]).encode("utf-8"), data)
 
 
@@ -135,5 +134,4 @@ def other_format(draw, table, data):
 
 
 DAMAGES = (wrong_offsets, wrong_shape, wrong_dtype, wrong_entry, wrong_json, wrong_bytes, surrogates, twice,
-           wrong_length, truncated,
-           longer, flipped, flipped, other_format)
+           wrong_length, truncated, longer, flipped, flipped, other_format)

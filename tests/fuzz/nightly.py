@@ -75,8 +75,7 @@ def worker(arguments) -> int:
             kept.write_bytes(case.content)
             text = "".join(traceback.format_exception(error))
             said = f"{where}\nbatch {number} of seed {arguments.seed}\n{case!r:.2000}\n\n{text}"
-            kept.with_suffix(".txt").write_text(said,
-                                                "utf-8", "backslashreplace")
+            kept.with_suffix(".txt").write_text(said, "utf-8", "backslashreplace")
             print(f"FAILED {where}: {kept}: {str(error)[:200]!r}", flush=True)
 
         for number in arguments.batches:
@@ -130,9 +129,9 @@ def supervise(arguments) -> int:
 
 
 def _start(arguments, numbers, work) -> subprocess.Popen:
-    command = [sys.executable, __file__, "--seed", str(arguments.seed), "--first", str(arguments.first), "--out",
-               arguments.out,
-               "--inputs", str(arguments.inputs), "--work", work, "--batches", *map(str, numbers)]
+    command = [sys.executable, __file__, "--seed", str(arguments.seed), "--first", str(arguments.first),
+               "--out", arguments.out, "--inputs", str(arguments.inputs),
+               "--work", work, "--batches", *map(str, numbers)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"OMP_NUM_THREADS": "1", **os.environ})
 
 

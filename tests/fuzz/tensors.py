@@ -68,8 +68,7 @@ def example(producer: str, family: str, kind: str) -> tuple[dict[str, dict[str, 
 
 
 _ENDINGS = (".lora", ".alpha", ".dora", ".diff", ".lokr", ".hada", ".oft", ".weight", ".a1", ".a2", ".b1", ".b2",
-            ".ia3",
-            ".on_input", ".set_weight", ".magnitude", ".rescale", ".w_norm", ".b_norm")
+            ".ia3", ".on_input", ".set_weight", ".magnitude", ".rescale", ".w_norm", ".b_norm")
 
 
 def stem_of(key: str) -> str:

@@ -108,10 +108,10 @@ def test_what_changes_a_matrix_is_refused_for_a_norm(model, tmp_path, tensors, s
 
 
 @pytest.mark.parametrize("tensors, said", [
-    ({"oft_blocks": torch.zeros(8, 3, 3)}, "rotate 24 rows"), ({"oft_R.weight": torch.zeros(5, 3)},
-                                                               "rotate 15 columns"),
-    ({"ia3_l": torch.ones(60, 1)}, "60 factors"), ({"weight": torch.ones(7), "on_input": torch.tensor(True)},
-                                                   "7 factors"),
+    ({"oft_blocks": torch.zeros(8, 3, 3)}, "rotate 24 rows"),
+    ({"oft_R.weight": torch.zeros(5, 3)}, "rotate 15 columns"),
+    ({"ia3_l": torch.ones(60, 1)}, "60 factors"),
+    ({"weight": torch.ones(7), "on_input": torch.tensor(True)}, "7 factors"),
 ])
 def test_a_rotation_or_scaling_of_another_size_is_refused_by_its_size(model, tmp_path, tensors, said):
     with pytest.raises(lora.ShapeError, match=said) as caught:
@@ -141,9 +141,8 @@ def test_a_regex_that_would_take_for_ever_fits_nothing(tmp_path, pattern):
 
 
 def test_the_patterns_that_peft_writes_still_fit():
-    config = rules.AdapterConfig(alpha=1.0, alpha_pattern={"^transformer_blocks\\.\\d+\\.attn\\.to_[qkv]$": 5.0,
-                                                           "to_out.0": 7.0,
-                                                           ".*mlp.*": 9.0})
+    patterns = {"^transformer_blocks\\.\\d+\\.attn\\.to_[qkv]$": 5.0, "to_out.0": 7.0, ".*mlp.*": 9.0}
+    config = rules.AdapterConfig(alpha=1.0, alpha_pattern=patterns)
     stems = (Q, OUT, "transformer_blocks.3.img_mlp.net.2", "img_in")
     assert [config.alpha_of(stem) for stem in stems] == [5.0, 7.0, 9.0, 1.0]
     assert math.isfinite(config.alpha_of("x" * 100_000))
