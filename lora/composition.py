@@ -12,6 +12,7 @@ from torch import nn
 
 from .errors import NonFiniteError, PlanError
 from .modules.offload import changes_in_buffers, followers
+from .modules.tree import present, strays
 from .placement import locate
 from .report import Report
 from .state import RECORD, Composition, Loaded, State, holding
@@ -35,6 +36,7 @@ def swap(root: nn.Module, state: State, new: Composition | None) -> None:
     """
     old = list(state.installed.changes) if state.installed else []
     old += [change for change in changes_in_buffers(root) if change not in old]
+    old += strays(root, old)
     settle = [change.move_originals() for change in old]
     fresh = [*new.changes, *followers(root, new.changes)] if new else []
     try:
@@ -118,6 +120,8 @@ def set_strengths(model: nn.Module, strengths: Sequence[float]) -> Report:
     with holding(root) as state:
         if state.installed is None:
             raise PlanError("no LoRA is composed into this model")
+        if not present(root, state.installed.changes):
+            raise PlanError("a module was exchanged since the LoRAs were composed; compose them again")
         names = [lora.name for lora in state.installed.loras]
         if len(strengths) != len(names):
             raise PlanError("one strength is needed for each LoRA", expected=len(names), found=len(strengths))

@@ -6,6 +6,7 @@ every layer of every file has its places, or a reason why not.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from .coverage import Coverage
 from .errors import NonFiniteError, PlanError, UnsupportedAdapter
 from .modules import Draft, Part, Site
 from .modules.offload import align, aligned
+from .modules.tree import present
 from .placement import LeaveOut, Places, locate
 from .progress import Progress, Steps
 from .report import Report
@@ -63,9 +65,9 @@ class Plan:
         return self.report
 
     def _check_that_modules_are_there(self) -> None:
-        present = set(map(id, self.root.modules()))
+        there = set(map(id, self.root.modules()))
         for site, _ in self.sites.values():
-            if id(site.owner) not in present:
+            if id(site.owner) not in there:
                 raise PlanError("the module was exchanged since the plan was made; plan again", key=site.path)
 
     def _take_time(self, seconds: float) -> None:
@@ -129,7 +131,10 @@ class Plan:
         for draft in drafts.values():
             for line in draft.lines:
                 self.coverages[line.lora].report.lines.append(line)
-        for coverage in self.coverages:
+        # A plan can be applied again, after its strengths were changed in the model.
+        self.report.computed = True
+        for coverage, lora in zip(self.coverages, self.loras):
+            coverage.report.strength = lora.strength
             coverage.settle()
 
     def __str__(self):
@@ -199,24 +204,31 @@ def compose(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max
     """:func:`plan` and :meth:`Plan.apply` in one; replaces what was composed before. An empty stack is a :func:`reset`.
 
     The same :class:`LoraFile` objects again with other strengths only rewrite the scales, and what
-    :func:`set_aside` took out is put back as it was.
+    :func:`set_aside` took out is put back as it was. Weights that are loaded into the model while LoRAs are in
+    are lost at the next :func:`reset`, which puts the originals back: reset first.
     """
+    inspect.signature(plan).bind(model, loras, max_rank, **options)
     root, _ = locate(model)
     loras = reading.pairs(loras)
     chosen = {name: options.get(name, default) for name, default in reading.OPTIONS.items()}
     asked = reading.Asked.of(loras, max_rank, **chosen)
     with holding(root) as state:
-        report = _again(root, state, asked, [number(strength, reading.name_of(source)) for source, strength in loras])
+        strengths = [number(strength, reading.name_of(source)) for source, strength in loras]
+        report = _again(root, state, asked, strengths, options.get("strict", False))
     if report is not None:
         return report
     with mapping.allowed():
         return plan(model, loras, max_rank, **options).apply(log)
 
 
-def _again(root, state, asked, strengths) -> Report | None:
+def _again(root, state, asked, strengths, strict) -> Report | None:
     """Use what is worked out already, if it is for the very same files; None if it is not."""
-    installed, aside = (one if one is not None and one.is_of(asked) and aligned(root, one.changes) else None
-                        for one in (state.installed, state.aside))
+
+    def fits(one: Composition | None) -> bool:
+        return (one is not None and one.is_of(asked) and not (strict and any(file.problem for file in one.report.files))
+                and present(root, one.changes) and aligned(root, one.changes))
+
+    installed, aside = (one if fits(one) else None for one in (state.installed, state.aside))
     back = state.installed
     if installed is not None and installed.stands():
         ready = installed

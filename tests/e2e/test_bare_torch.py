@@ -3,16 +3,8 @@
 import producers
 import pytest
 
-BLOCKER = """
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("numpy", "matplotlib", "tqdm", "comfy_kitchen"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
-"""
+#: What Python takes for modules that are not there.
+BLOCKER = "import sys; sys.modules.update(dict.fromkeys(('numpy', 'matplotlib', 'tqdm', 'comfy_kitchen')))\n"
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +12,9 @@ def bare_torch(tmp_path_factory, wheel, installed):
     env = type(installed)(tmp_path_factory.mktemp("bare_torch") / "venv")
     env.install(wheel)
     env.see_parent()
-    (env.site / "aaa_blocker.pth").write_text("import blocker\n")
-    (env.site / "blocker.py").write_text(BLOCKER)
+    (env.site / "aaa_blocker.pth").write_text(BLOCKER)
     done = env.run("import numpy", check=False)
-    assert done.returncode == 1 and "No module named 'numpy'" in done.stderr
+    assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr
     return env
 
 

@@ -86,8 +86,10 @@ def test_targets_that_import_each_other_in_a_circle_from_many_threads(each_pytho
         def work(number):
             __import__(f"pkg.target{number % 4}")
 
-        assert storm(32, work) == []
+        # Python gives up some of these by itself, where two threads would wait for each other.
+        assert {type(error).__name__ for error in storm(32, work)} <= {"_DeadlockError"}
         for number in range(4):
+            __import__(f"pkg.target{number}")
             assert sys.modules[f"pkg.target{number}"].f(1) == 2
             assert layers_of_ours(sys.modules[f"pkg.target{number}"].f) == 1
     """)

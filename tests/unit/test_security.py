@@ -30,6 +30,7 @@ ALLOWED = {
     "inspection/gram.py": {"threading"},  # memory of each thread
     "inspection/measuring.py": {"concurrent.futures.ThreadPoolExecutor"},  # of qpatch lora inspect
     "cli/run.py": {"runpy"},  # the script that the user names
+    "cli/lora.py": {"signal"},  # what ends the command lets it clean up
 }
 
 
@@ -55,7 +56,8 @@ def trees():
 
 
 def place(path):
-    return next((str(path.relative_to(folder)) for folder in INSTALLED if folder in path.parents), path.name)
+    """Name below the innermost of the folders: in an editable install hooks and lora stand elsewhere."""
+    return min((path.relative_to(folder).as_posix() for folder in INSTALLED if folder in path.parents), key=len)
 
 
 def test_nothing_reaches_for_the_network_for_pickles_or_for_other_processes(trees):
