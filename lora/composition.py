@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from .collecting import no_collections
 from .errors import NonFiniteError, PlanError
 from .modules.offload import changes_in_buffers, followers
 from .modules.tree import present, strays
@@ -19,11 +20,11 @@ from .state import RECORD, Composition, Loaded, State, holding
 
 
 def entry(function):
-    """A public function: no gradients, and no inference tensors, which could not be written to later."""
+    """A public function: no gradients, no inference tensors (they could not be written to later), no collections."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), no_collections():
             return function(*args, **kwargs)
 
     return call
