@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -108,8 +108,18 @@ def number(strength, name) -> float:
     return value
 
 
+def _listed(strengths) -> list:
+    """``strengths`` as a list; raises :class:`PlanError` for what has no order, or is not several."""
+    if not isinstance(strengths, (Mapping, Set, str, bytes)):
+        try:
+            return list(strengths)
+        except TypeError:
+            pass
+    raise PlanError("strengths are given as a list of numbers, one for each LoRA", found=type(strengths).__name__)
+
+
 @entry
-def set_strengths(model: nn.Module, strengths: Sequence[float]) -> Report:
+def set_strengths(model: nn.Module, strengths: Iterable[float]) -> Report:
     """Give the LoRAs in ``model`` other strengths, in the order in which they were composed.
 
     Only the scaled factors are rewritten, in place. 0 gives the base exactly, an old value the old bits.
@@ -118,6 +128,7 @@ def set_strengths(model: nn.Module, strengths: Sequence[float]) -> Report:
     model is as before then.
     """
     root, _ = locate(model)
+    strengths = _listed(strengths)
     with holding(root) as state:
         if state.installed is None:
             raise PlanError("no LoRA is composed into this model")

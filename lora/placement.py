@@ -192,6 +192,8 @@ def locate(model: nn.Module) -> tuple[nn.Module, Family]:
 
     Raises :class:`PlanError` if there is none.
     """
+    if not isinstance(model, nn.Module):
+        raise PlanError("the model is a torch.nn.Module that holds the transformer", found=type(model).__name__)
     lists = {block.name for family in FAMILIES.values() for block in family.blocks}
     for path, module in model.named_modules():
         before, _, last = path.rpartition(".")

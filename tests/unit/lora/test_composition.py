@@ -155,6 +155,28 @@ def test_bad_strengths_are_refused_and_change_nothing(model, strengths, problem)
     assert same(bits(model), before) and [entry.strength for entry in lora.composed(model)] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("strengths", [0.5, None, {0: 1.0, 1: 1.0}, {0.5, 1.0}, "11"])
+def test_what_is_no_list_of_strengths_is_refused_and_changes_nothing(model, strengths):
+    lora.compose(model, [(file(), 1.0), (file(1), 1.0)])
+    with pytest.raises(lora.PlanError, match="given as a list of numbers"):
+        lora.set_strengths(model, strengths)
+    assert [entry.strength for entry in lora.composed(model)] == [1.0, 1.0]
+
+
+def test_stacks_and_strengths_may_come_from_generators(model):
+    lora.compose(model, ((file(seed), 1.0) for seed in (0, 1)))
+    lora.set_strengths(model, (strength for strength in (0.5, 0.25)))
+    assert [entry.strength for entry in lora.composed(model)] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("function, arguments", [
+    (lora.compose, [[]]), (lora.plan, [[]]), (lora.set_strengths, [[]]), (lora.reset, []), (lora.composed, []),
+])
+def test_what_is_no_model_is_refused(function, arguments):
+    with pytest.raises(lora.PlanError, match="the model is a torch.nn.Module .*found NoneType"):
+        function(None, *arguments)
+
+
 def test_strengths_of_a_bare_model_are_refused(model):
     with pytest.raises(lora.PlanError, match="no LoRA is composed"):
         lora.set_strengths(model, [1.0])
