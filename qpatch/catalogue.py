@@ -3,9 +3,13 @@
 Adding a hook: an entry here, the target's pattern in ``finder.TARGETS``, a module in hooks/.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from . import repairs
+
+#: In place of the values of a variable that takes a number.
+POSITIVE = "a positive number"
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,8 @@ class Hook:
 
     ``distributions``: what to look up for the version in reports; ``checked``: the versions it
     was run against; ``seen``: where the break was seen, as (what, first version, last version);
-    ``variables``: environment variables of its own; ``internal`` hooks are of qpatch itself, not
-    listed and not switched.
+    ``variables``: environment variables of its own, each with the values that it knows or
+    :data:`POSITIVE`; ``internal`` hooks are of qpatch itself, not listed and not switched.
     """
 
     name: str
@@ -43,7 +47,7 @@ class Hook:
     default: bool = True
     distributions: tuple[str, ...] = ()
     checked: str = ""
-    variables: tuple[str, ...] = ()
+    variables: Mapping[str, tuple[str, ...] | str] = field(default_factory=dict, hash=False)
     internal: bool = False
     seen: tuple[tuple[str, str, str], ...] = ()
 
@@ -122,7 +126,7 @@ HOOKS: tuple[Hook, ...] = (
         ),
         distributions=("comfyui", "comfy-kitchen"),
         checked="ComfyUI 0.15.1 to 0.33.0, comfy-kitchen 0.2.31",
-        variables=("QPATCH_QUANT_LORA",),
+        variables={"QPATCH_QUANT_LORA": ("auto", "side", "bake")},
     ),
     Hook(
         name="lora-loader",
@@ -136,7 +140,7 @@ HOOKS: tuple[Hook, ...] = (
         ),
         distributions=("comfyui", "comfyui_nunchaku", "nunchaku"),
         checked="ComfyUI 0.15.1 to 0.33.0, ComfyUI-nunchaku 1.2.1",
-        variables=("QPATCH_MAX_RANK",),
+        variables={"QPATCH_MAX_RANK": POSITIVE},
     ),
     Hook(
         name="qwen-modulation",

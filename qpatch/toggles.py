@@ -9,7 +9,7 @@
 
 import os
 
-from .catalogue import HOOKS, Hook
+from .catalogue import HOOKS, POSITIVE, Hook
 
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "quiet": 100}
 OFF, ON = ("0", "off", "false", "no"), ("1", "on", "true", "yes")
@@ -69,7 +69,18 @@ def complaints() -> list[str]:
     for variable in _FLAGS:
         if _flag(variable) and _flag(variable) not in OFF + ON:
             found.append(f"{variable}: '{_flag(variable)}' is neither {'|'.join(ON)} nor {'|'.join(OFF)}")
-    return found + _unknown_variables()
+    return found + _unknown_values() + _unknown_variables()
+
+
+def _unknown_values() -> list[str]:
+    found = []
+    for name, values in ((name, values) for hook in HOOKS for name, values in hook.variables.items()):
+        value = _flag(name)
+        if value and values == POSITIVE and not (value.isdecimal() and int(value) > 0):
+            found.append(f"{name}: '{value}' is not {POSITIVE}")
+        elif value and values != POSITIVE and value not in values:
+            found.append(f"{name}: '{value}' is none of its values{_nearest(value, list(values))}")
+    return found
 
 
 def _unknown_variables() -> list[str]:

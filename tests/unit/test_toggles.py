@@ -24,6 +24,10 @@ def clean(monkeypatch):
     ("QPATCH_LOG", "verbose", "QPATCH_LOG: 'verbose' is not a level; known: debug, info, warning, quiet"),
     ("QPATCH_LOG", "warn", "QPATCH_LOG: 'warn' is not a level; did you mean 'warning'?"),
     ("QPATCH_STRICT", "maybe", "QPATCH_STRICT: 'maybe' is neither 1|on|true|yes nor 0|off|false|no"),
+    ("QPATCH_MAX_RANK", "-1", "QPATCH_MAX_RANK: '-1' is not a positive number"),
+    ("QPATCH_MAX_RANK", "0", "QPATCH_MAX_RANK: '0' is not a positive number"),
+    ("QPATCH_QUANT_LORA", "sid", "QPATCH_QUANT_LORA: 'sid' is none of its values; did you mean 'side'?"),
+    ("QPATCH_QUANT_LORA", "7", "QPATCH_QUANT_LORA: '7' is none of its values; known: auto, side, bake"),
     ("QPATCH_DISABEL", "smoke", "QPATCH_DISABEL is not a variable of qpatch; did you mean 'QPATCH_DISABLE'?"),
 ])
 def test_what_is_not_understood_is_named_with_the_nearest_known_name(monkeypatch, name, value, line):
@@ -40,6 +44,7 @@ def test_a_name_that_is_like_nothing_gets_the_list_of_those_that_exist(monkeypat
 
 @pytest.mark.parametrize("name, value", [
     ("QPATCH", "1"), ("QPATCH_DISABLE", " lazy-linear ,, zimage-fuse "), ("QPATCH_ENABLE", ""), ("QPATCH_LOG", "DEBUG"),
+    ("QPATCH_MAX_RANK", " 64 "), ("QPATCH_MAX_RANK", ""), ("QPATCH_QUANT_LORA", "Bake"), ("QPATCH_QUANT_LORA", ""),
     ("QPATCH_STRICT", "0"), ("QPATCH_TEST_COMFYUI", "/somewhere"), ("QPATCHWORK", "1"),
 ])
 def test_what_is_understood_or_not_ours_is_passed_over(monkeypatch, name, value):
@@ -48,7 +53,7 @@ def test_what_is_understood_or_not_ours_is_passed_over(monkeypatch, name, value)
 
 
 def test_a_variable_that_a_hook_declares_is_known(monkeypatch):
-    monkeypatch.setattr(toggles, "HOOKS", (catalogue.Hook("probe", "", (), variables=("QPATCH_PROBE",)),))
+    monkeypatch.setattr(toggles, "HOOKS", (catalogue.Hook("probe", "", (), variables={"QPATCH_PROBE": ("1",)}),))
     monkeypatch.setenv("QPATCH_PROBE", "1")
     assert toggles.complaints() == []
 
