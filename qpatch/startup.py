@@ -1,7 +1,7 @@
 """The start-up files ``qpatch.pth`` and ``qpatch.start``: what they hold, writing, removing.
 
 Both call ``qpatch.activate`` at interpreter start; Pythons from 3.15 on prefer the second.
-A file of that name with anything else in it is somebody else's and is never touched.
+A file of that name with anything else in it is somebody else's and is never touched; an empty one is filled.
 """
 
 import locale
@@ -53,10 +53,7 @@ def encoding() -> str:
 
 def read(path: Path) -> str | None:
     """The text of a start-up file; None if there is none. Undecodable bytes become U+FFFD."""
-    try:
-        return path.read_bytes().decode(encoding(), errors="replace")
-    except FileNotFoundError:
-        return None
+    return path.read_bytes().decode(encoding(), errors="replace") if path.is_file() else None
 
 
 def ours(text: str) -> bool:
@@ -101,8 +98,9 @@ def write(folder: Path, package_parent: Path | None = None) -> list[tuple[Path, 
 
 def remove(folder: Path) -> list[Path]:
     """Remove both files from ``folder``; the paths of those that were there."""
-    paths = [folder / name for name in NAMES if read(folder / name) is not None]
+    paths = [folder / name for name in NAMES]
     _refuse_foreign(paths)
+    paths = [path for path in paths if path.is_file()]
     for path in paths:
         try:
             path.unlink()
@@ -114,8 +112,10 @@ def remove(folder: Path) -> list[Path]:
 
 def _refuse_foreign(paths) -> None:
     for path in paths:
+        if path.is_dir():
+            raise StartupError(f"{path} is a folder: look at it and remove it yourself")
         text = read(path)
-        if text is not None and not ours(text):
+        if text and text.strip() and not ours(text):
             raise StartupError(f"{path} holds lines that qpatch did not write: look at it and remove it yourself")
 
 

@@ -95,7 +95,7 @@ def _foreign(context):
         text = startup.read(path)
         if not startup.ours(text):
             return problem(f"not active: {path} does not hold the line '{startup.IMPORT_LINE}'",
-                           f"remove that file, then {_enable(context)}")
+                           ("remove that file, then " if text.strip() else "") + _enable(context))
     return None
 
 

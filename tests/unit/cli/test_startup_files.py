@@ -41,7 +41,7 @@ def test_removing_takes_both_files_and_a_second_time_none(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["import os; os.getcwd()\n", "import qpatch; qpatch.activate()\nimport more\n",
-                                  "relative/folder\nimport qpatch; qpatch.activate()\n", ""])
+                                  "relative/folder\nimport qpatch; qpatch.activate()\n"])
 @pytest.mark.parametrize("action", [startup.write, startup.remove])
 def test_a_file_with_other_lines_is_never_touched(tmp_path, text, action):
     (tmp_path / "qpatch.pth").write_text(text)
@@ -49,6 +49,25 @@ def test_a_file_with_other_lines_is_never_touched(tmp_path, text, action):
         action(tmp_path)
     assert (tmp_path / "qpatch.pth").read_text() == text
     assert not (tmp_path / "qpatch.start").exists()
+
+
+@pytest.mark.parametrize("name", startup.NAMES)
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_file_is_filled_or_removed(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    startup.write(tmp_path)
+    assert (tmp_path / name).read_text() == startup.text_of(name)
+    (tmp_path / name).write_text(text)
+    assert len(startup.remove(tmp_path)) == 2 and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("action", [startup.write, startup.remove])
+@pytest.mark.parametrize("name", startup.NAMES)
+def test_a_folder_of_that_name_is_refused_and_left(tmp_path, name, action):
+    (tmp_path / name).mkdir()
+    with pytest.raises(startup.StartupError, match="is a folder"):
+        action(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_folder_that_cannot_be_written_is_refused_and_left_clean(tmp_path, monkeypatch):
