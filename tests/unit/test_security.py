@@ -29,7 +29,6 @@ ALLOWED = {
     "mapping.py": {"signal"},  # the number of a signal, for the system
     "inspection/gram.py": {"threading"},  # memory of each thread
     "inspection/measuring.py": {"concurrent.futures.ThreadPoolExecutor"},  # of qpatch lora inspect
-    "cli/run.py": {"runpy"},  # the script that the user names
     "cli/lora.py": {"signal"},  # what ends the command lets it clean up
 }
 
