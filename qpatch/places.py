@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+def working_directory() -> Path | None:
+    """The working directory; None where it has been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
 def venv_root(executable: Path) -> Path | None:
     """The virtual environment that ``executable`` belongs to: the folder with ``pyvenv.cfg``."""
     # Not resolved: in a venv the interpreter is a link to the one it was made from.

@@ -67,7 +67,7 @@ def main(argv) -> int:
     arguments = parser(argv).parse_args(argv)
     try:
         code = importlib.import_module(VERBS[arguments.verb][0]).run(arguments)
-        if sys.stdout is not None:
+        if not getattr(sys.stdout, "closed", True):
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:

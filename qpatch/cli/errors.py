@@ -20,7 +20,15 @@ def as_data(error: BaseException, text: str) -> dict:
 
 def existing_folders(names) -> list[Path]:
     """The folders named on the command line; CliError for one that does not exist."""
-    for name in names or ():
-        if not Path(name).is_dir():
-            raise CliError(f"--comfyui {name}: there is no such folder", code=2)
-    return [Path(name).resolve() for name in names or ()]
+    return [_existing(name) for name in names or ()]
+
+
+def _existing(name: str) -> Path:
+    try:
+        # Strict: "." fails too where the working directory has been removed.
+        folder = Path(name).resolve(strict=True)
+    except OSError:
+        folder = None
+    if folder is None or not folder.is_dir():
+        raise CliError(f"--comfyui {name}: there is no such folder", code=2)
+    return folder

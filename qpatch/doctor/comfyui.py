@@ -23,7 +23,9 @@ def program(context) -> Path | None:
 
 def _usual_places(context) -> list[Path]:
     """The working directory; beside an embedded Python; around a virtual environment; sys.path."""
-    found = [Path.cwd(), Path.cwd() / "ComfyUI", context.executable.parent.parent / "ComfyUI"]
+    here = places.working_directory()
+    found = [here, here / "ComfyUI"] if here else []
+    found.append(context.executable.parent.parent / "ComfyUI")
     root = places.venv_root(context.executable)
     if root is not None:
         found += [root.parent, root.parent / "ComfyUI"]

@@ -84,8 +84,8 @@ class Context:
 
 def import_path() -> list[str]:
     """``sys.path`` without the working directory that ``python -m`` puts in front."""
-    entries = list(sys.path)
-    if entries and not getattr(sys.flags, "safe_path", False) and places.same(entries[0] or ".", os.getcwd()):
+    entries, here = list(sys.path), places.working_directory()
+    if here and entries and not getattr(sys.flags, "safe_path", False) and places.same(entries[0] or ".", here):
         if not places.same(entries[0] or ".", Path(__file__).parents[2]):
             del entries[0]
     return entries

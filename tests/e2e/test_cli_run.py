@@ -1,6 +1,7 @@
 """``qpatch run`` where no start-up file is read, and ``qpatch selftest`` on an installed copy."""
 
 import json
+import sys
 
 import pytest
 
@@ -45,6 +46,66 @@ def test_the_scripts_own_error_and_exit_code_come_through(program):
     assert failed.returncode == 1
     assert "Traceback" in failed.stderr and failed.stderr.endswith("RuntimeError: the script's own\n")
     assert program("exit").returncode == 7
+
+
+LATER = """
+import atexit, os, pickle, threading
+class Own: pass
+def later(what):
+    print(what, type(pickle.loads(pickle.dumps(Own()))) is Own, os.path.isfile(__file__))
+def waiting():
+    threading.main_thread().join()
+    later("thread")
+atexit.register(later, "atexit")
+threading.Thread(target=waiting).start()
+os.chdir(os.path.dirname(os.getcwd()))
+"""
+
+
+@pytest.mark.parametrize("name", ["later.py", "app"])
+def test_what_outlives_the_script_still_finds_its_module_and_file(installed, tmp_path, name):
+    (tmp_path / "app").mkdir()
+    for path in ("later.py", "app/__main__.py"):
+        (tmp_path / path).write_text(LATER)
+    done = installed.command("-m", "qpatch", "run", name, cwd=tmp_path)
+    assert done.stdout.split("\n") == ["thread True True", "atexit True True", ""], done.stderr
+    assert list(tmp_path.rglob("later*.pyc")) == []
+
+
+SHOWN = """
+import sys
+names = {"__name__", "__file__", "__package__", "__builtins__"}
+print({name: globals()[name] for name in sorted(names)}, __spec__ is None, sys.argv, sys.path[0])
+def fail(): raise ValueError("own")
+fail()
+"""
+
+
+@pytest.mark.parametrize("name", ["links/script.py", "app"])
+def test_names_paths_and_traceback_are_those_that_python_gives(installed, tmp_path, name):
+    for folder in ("app", "links"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "app" / "__main__.py").write_text(SHOWN)
+    (tmp_path / "links" / "script.py").symlink_to(tmp_path / "app" / "__main__.py")
+    plain, ours = (installed.command(*words, name, "x", cwd=tmp_path, check=False)
+                   for words in ((), ("-m", "qpatch", "run")))
+    assert ours.returncode == plain.returncode == 1 and ours.stdout == plain.stdout != ""
+    # For a folder Python shows frames of its own before the script's.
+    assert ours.stderr.startswith("Traceback") and plain.stderr.endswith(ours.stderr.partition("\n")[2])
+
+
+def test_a_folder_without_a_program_is_refused_in_one_line(installed, tmp_path):
+    done = installed.command("-m", "qpatch", "run", ".", cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (2, "qpatch: error: .: there is no __main__.py in it\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a folder in use cannot be removed there")
+@pytest.mark.parametrize("verb", ["status", "doctor", "selftest"])
+def test_the_commands_work_in_a_working_directory_that_has_been_removed(installed, tmp_path, verb):
+    gone = "import os, sys; os.rmdir(os.getcwd()); from qpatch.cli import main; sys.exit(main(sys.argv[1:]))"
+    (tmp_path / "gone").mkdir()
+    done = installed.command("-c", gone, verb, cwd=tmp_path / "gone", check=False)
+    assert done.stderr == "" and done.returncode == (verb == "selftest"), done.stdout
 
 
 def selftest(venv, **options):
