@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """No search for dead cycles inside: it is as long as the process has objects, in ComfyUI many.
+    """No search for dead cycles inside: it takes as long as the process has objects, and ComfyUI's has many.
 
-    Opening a file of 100,000 keys spent half its time on it, a change of strengths a third. Where threads overlap the collector is on again when the first of them is done; none leaves it off.
+    Opening a file of 100,000 keys spent half its time on it, a change of strengths a third.
+    Where threads overlap the collector is on again when the first of them is done; none leaves it off.
     """
     was_on = gc.isenabled()
     gc.disable()
