@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import json
 import os
 import sys
 import traceback
@@ -92,8 +91,9 @@ def _say(error, text: str, code: int, arguments) -> int:
     print(f"qpatch: error: {printable(text)}", file=sys.stderr)
     if getattr(arguments, "json", False):
         from .errors import as_data
+        from .text import print_json
 
-        print(json.dumps({"error": as_data(error, text), "exit_code": code}, indent=2))
+        print_json({"error": as_data(error, text), "exit_code": code})
     return code
 
 

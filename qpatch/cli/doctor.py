@@ -1,10 +1,9 @@
 """``qpatch doctor``."""
 
-import json
 
 from ..doctor.verdict import SKIPPED
 from .errors import existing_folders
-from .text import count, row, wrap
+from .text import count, print_json, row, wrap
 
 
 def configure(parser) -> None:
@@ -38,11 +37,11 @@ def run(arguments) -> int:
     checks = doctor.examine(context)
     worst = doctor.worst(checks.values())
     if arguments.json:
-        print(json.dumps({
+        print_json({
             "qpatch": __version__, "python": str(context.executable), "verdict": worst,
             "checks": [{"name": name, **vars(verdict)} for name, verdict in checks.items()],
             "breaks": [vars(found) for found in rows(context)],
-        }, indent=2))
+        })
     else:
         print(f"{context.executable}\nqpatch {__version__}\n")
         _show(checks)

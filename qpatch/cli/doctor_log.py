@@ -1,13 +1,12 @@
 """``qpatch doctor --log``: a log of ComfyUI, or a traceback, read for known failures."""
 
 import contextlib
-import json
 import os
 import sys
 
 from ..lora.printable import printable
 from .errors import CliError
-from .text import count, wrap
+from .text import count, print_json, wrap
 
 #: Errors that are shown where no signature knows them, the last ones.
 SHOWN = 3
@@ -23,7 +22,7 @@ def run(arguments, context) -> int:
     activity = activation(context)
     advised = [(finding, advise(finding, reading, activity)) for finding in reading.findings]
     if arguments.json:
-        print(json.dumps(_as_data(arguments.log, reading, advised, __version__), indent=2))
+        print_json(_as_data(arguments.log, reading, advised, __version__))
     else:
         print("\n\n".join(_described(arguments.log, reading, advised)))
     return 1 if reading.findings or reading.unknown else 0

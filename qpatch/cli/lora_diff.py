@@ -1,9 +1,8 @@
 """``qpatch lora diff``."""
 
-import json
 
 from .lora_arguments import opened, stack
-from .text import count, wrap
+from .text import count, print_json, wrap
 
 
 def configure(parser) -> None:
@@ -31,7 +30,7 @@ def run(arguments) -> int:
     sides = [opened(stack(text), **options) for text in (arguments.a, arguments.b)]
     comparison = compare(*sides)
     if arguments.json:
-        print(json.dumps(_as_data(comparison, arguments), indent=2))
+        print_json(_as_data(comparison, arguments))
     else:
         print("\n".join(_described(comparison, arguments)))
     return 0

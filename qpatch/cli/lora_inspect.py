@@ -1,11 +1,11 @@
 """``qpatch lora inspect``."""
 
 import contextlib
-import json
 import sys
 
 from .errors import CliError, as_data
 from .lora import one_line
+from .text import print_json
 
 FAMILIES = ("auto", "qwen-image", "z-image")
 
@@ -84,7 +84,7 @@ def _plotting(arguments):
 def _print_json(found, refused) -> None:
     from .lora_json import described
 
-    print(json.dumps([described(survey) for survey in found] + refused, indent=2))
+    print_json([described(survey) for survey in found] + refused)
 
 
 def _show(survey, first: bool) -> None:

@@ -1,5 +1,7 @@
 """A surveyed LoRA as plain data, for ``--json``."""
 
+import math
+
 
 def described(survey) -> dict:
     """Everything about one file. Names of the fields do not change between releases; new ones may be added."""
@@ -29,10 +31,16 @@ def _coverage(survey) -> list[dict]:
 def _layer(facts) -> dict:
     """``norm``: Frobenius norm of the change at strength 1; ``rms``: per element; null where it is not known."""
     return {
-        "target": str(facts.target), "kind": facts.kind, "dora": facts.dora, "rank": facts.rank, "alpha": facts.alpha,
+        "target": str(facts.target), "kind": facts.kind, "dora": facts.dora, "rank": facts.rank,
+        "alpha": _finite(facts.alpha),
         "scale": facts.scale, "rule": facts.rule, "shape": facts.shape and list(facts.shape),
         "dtypes": list(facts.dtypes), "norm": facts.norm,
         "parts": [{"component": spot.component.label, "rms": facts.rms(number)}
                   for number, spot in enumerate(facts.spots)],
         "note": facts.note,
     }
+
+
+def _finite(number):
+    """Trainers write any alpha where it means nothing, infinities among them: null."""
+    return number if number is not None and math.isfinite(number) else None

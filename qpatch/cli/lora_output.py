@@ -1,12 +1,11 @@
 """What convert and merge have in common: options of an output file, and what is said of it."""
 
-import json
 import sys
 
 from ..lora.printable import short
 from .errors import CliError
 from .lora import one_line
-from .text import count, wrap
+from .text import count, print_json, wrap
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -75,7 +74,7 @@ def write(result, arguments, inputs) -> int:
     except OSError as error:
         raise CliError(f"{arguments.output}: {one_line(error)}") from error
     if arguments.json:
-        print(json.dumps(_as_data(result, arguments), indent=2))
+        print_json(_as_data(result, arguments))
         return 0
     for key, reason in result.left_out[:_LEFT_OUT]:
         print(f"left out: {short(key)}: {reason}", file=sys.stderr)

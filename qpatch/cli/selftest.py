@@ -1,8 +1,7 @@
 """``qpatch selftest``."""
 
-import json
 
-from .text import row, wrap
+from .text import print_json, row, wrap
 
 
 def configure(parser) -> None:
@@ -32,8 +31,8 @@ def run(arguments) -> int:
             print(row((proof.outcome, proof.name), SIZES, proof.seen), flush=True)
     proved = sum(proof.outcome == PROVED for proof in proofs)
     if arguments.json:
-        print(json.dumps({"qpatch": __version__, "python": str(context.executable), "all_proved": proved == len(proofs),
-                          "proofs": [vars(proof) for proof in proofs]}, indent=2))
+        print_json({"qpatch": __version__, "python": str(context.executable), "all_proved": proved == len(proofs),
+                    "proofs": [vars(proof) for proof in proofs]})
     else:
         print("\n" + wrap(_summary(proofs)))
     return 0 if proved == len(proofs) else 1

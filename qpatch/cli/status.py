@@ -1,11 +1,10 @@
 """``qpatch status``."""
 
-import json
 import sys
 import traceback
 
 from .errors import existing_folders
-from .text import count, row, wrap
+from .text import count, print_json, row, wrap
 
 #: States that mean that somebody should look.
 BAD = ("failed", "lost", "incompatible")
@@ -34,7 +33,7 @@ Exit code 0 means: the import hook is live, and no hook failed, was lost or is i
 def run(arguments) -> int:
     report = collect(existing_folders(arguments.comfyui), arguments.import_targets)
     if arguments.json:
-        print(json.dumps(report, indent=2))
+        print_json(report)
     else:
         _show(report)
         if arguments.debug:

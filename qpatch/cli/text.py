@@ -1,5 +1,6 @@
 """Plain text for terminals: padded columns, wrapped at the terminal's width, no colour."""
 
+import json
 import shutil
 import textwrap
 
@@ -24,3 +25,8 @@ def wrap(text: str, first: str = "", indent: str = "") -> str:
 def count(number: int, noun: str) -> str:
     """"1 hook", "2 hooks"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def print_json(data) -> None:
+    """Print ``data`` as JSON; ValueError for NaN and infinities, which JSON does not have."""
+    print(json.dumps(data, indent=2, allow_nan=False))
