@@ -14,6 +14,9 @@ from .products import inner
 from .progress import Progress, track
 from .stack import Layer, layers, one_family
 
+#: Squares of norms beyond this cannot be added up.
+_LARGEST = 1e300
+
 #: What one side of a comparison is: opened files, each with its strength.
 Side = Sequence[tuple[LoraFile, float]]
 
@@ -104,6 +107,8 @@ def _compared(target: Target, one: Layer, two: Layer) -> LayerDifference:
         return LayerDifference(target, None, None, None, None, note)
     ones, twos = one.parts(), two.parts()
     squares, both = (inner(ones, ones), inner(twos, twos)), inner(ones, twos)
+    if not all(abs(square) < _LARGEST for square in (*squares, both)):
+        return LayerDifference(target, None, None, None, None, "the changes are too large to be measured")
     return _difference(target, *squares, both, squares[0] - 2 * both + squares[1])
 
 

@@ -48,10 +48,17 @@ def norm(change: Change) -> float:
         return math.sqrt(_Rows(change).energy())
     if not change:
         return 0.0
+    if rows_pay(change[0].shape, sum(term.rank for term in change)):
+        return math.sqrt(_Rows(change).energy())
     up, down = stack(change)
     # ||U D||^2 = trace(D^T U^T U D) = sum of (U^T U) * (D D^T)
     energy = ((up.T @ up).double() * (down @ down.T).double()).sum().item()
     return math.sqrt(max(energy, 0.0))
+
+
+def rows_pay(shape: tuple[int, int], rank: int) -> bool:
+    """Whether the product of two factors is smaller than they are: then Gram matrices, rank x rank, are no gain."""
+    return math.prod(shape) < sum(shape) * rank
 
 
 def cheapest(change: Change) -> Change:

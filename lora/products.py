@@ -3,6 +3,7 @@
 <X, Y> is the sum of the products of all elements. It is bilinear, so it is formed part by part:
 
     U1 D1 with U2 D2     sum over (U1^T U2) * (D1 D2^T), matrices of the size of the ranks
+                         or block of rows by block, where the ranks are higher than pays
     U D with W1 x W2     sum over U * (W1 x W2) D^T; the Kronecker product is applied to each row of D, never built
     W1 x W2 with V1 x V2 <W1, V1> <W2, V2>, where the factors have the same sizes
     anything else        block of rows by block
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .lowrank import BLOCK
+from .lowrank import BLOCK, rows_pay
 from .structured import Kronecker, Structured
 from .terms import Term
 
@@ -45,7 +46,7 @@ def inner(first: Sequence[Part], second: Sequence[Part]) -> float:
 def _product(x, y) -> float:
     if isinstance(y, tuple) and not isinstance(x, tuple):
         x, y = y, x
-    if isinstance(x, tuple) and isinstance(y, tuple):
+    if isinstance(x, tuple) and isinstance(y, tuple) and not _rows_pay(x, y):
         return ((x[0].T @ y[0]) * (x[1] @ y[1].T)).sum().item()
     if isinstance(x, tuple) and isinstance(y, Kronecker):
         return (x[0] * _times(y, x[1])).sum().item()
@@ -56,6 +57,11 @@ def _product(x, y) -> float:
     rows = (x if isinstance(x, torch.Tensor) else x[0] if isinstance(x, tuple) else x).shape[0]
     return sum((_rows(x, start, min(start + BLOCK, rows)) * _rows(y, start, min(start + BLOCK, rows))).sum().item()
                for start in range(0, rows, BLOCK))
+
+
+def _rows_pay(x, y) -> bool:
+    (up, down), other = x, y[1]
+    return rows_pay((up.shape[0], down.shape[1]), max(len(down), len(other)))
 
 
 def _times(kronecker: Kronecker, down: torch.Tensor) -> torch.Tensor:

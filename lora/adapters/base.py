@@ -25,6 +25,9 @@ SMALL_RANK = 128
 #: to a matrix that fits no memory.
 LARGEST = 2**28
 
+#: Twice the rank of any known file, and more. Matrices of rank x rank are made of factors that may be small.
+HIGHEST_RANK = 2**13
+
 _SHARED = frozenset({Role.alpha, Role.scale, Role.diff_b, Role.b_norm, Role.up_bias})
 
 
@@ -53,6 +56,9 @@ class Adapter(abc.ABC):
         self.shape: tuple[int, ...] | None = self._measure()
         if self.shape is not None and math.prod(self.shape) > LARGEST:
             raise layer.refuse(ShapeError, "no layer is so large", found=list(self.shape))
+        if self.rank is not None and self.rank > HIGHEST_RANK:
+            raise layer.refuse(ShapeError, "no rank is so high", expected=f"at most {HIGHEST_RANK}", found=self.rank)
+        self._check_tensors()
         self._check_bias()
         if Role.dora in layer:
             magnitude_axis(layer, self.shape)
@@ -156,6 +162,11 @@ class Adapter(abc.ABC):
             return value, f"scale {value:g}"
         alpha = self.layer.finite_number(Role.alpha) if Role.alpha in self.layer else None
         return self.layer.rules.scale(self.rank, alpha, self.layer.stem)
+
+    def _check_tensors(self):
+        for role in self.keys:
+            if math.prod(shape := self.layer.raw_shape(role)) > LARGEST:
+                raise self.layer.refuse(ShapeError, "no layer is so large", role, found=list(shape))
 
     def _check_bias(self):
         for role in (Role.diff_b, Role.b_norm, Role.up_bias):

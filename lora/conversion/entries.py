@@ -11,7 +11,7 @@ import torch
 from .. import adapters, lowrank
 from ..adapters import Adapter
 from ..adapters.dora import magnitude_axis
-from ..errors import UnsupportedAdapter
+from ..errors import NonFiniteError, UnsupportedAdapter
 from ..keys import Role, Target
 from ..products import inner, part_of, part_of_terms
 from ..stack import kind_of
@@ -108,7 +108,7 @@ def _with_extras(entry: Entry, adapter: Adapter, format: Format) -> Entry:
     if Role.dora in tensors:
         _fit_magnitude(tensors, adapter, format)
     if Role.up_bias in tensors and Role.up_bias not in format.suffixes:
-        (change,) = scaled([tensors.pop(Role.up_bias)], [entry.scale])
+        (change,) = scaled(entry.target, [tensors.pop(Role.up_bias)], [entry.scale])
         tensors[Role.diff_b] = change + tensors[Role.diff_b] if Role.diff_b in tensors else change
     if format.diffusers and not tensors.keys().isdisjoint({Role.diff_b, Role.b_norm}):
         raise refusal(adapter, f"the {format.name} format has no place for the change of a bias")
@@ -145,7 +145,7 @@ def _pair(target: Target, terms: Sequence[Term]) -> Entry:
     scales = {term.scale for term in terms}
     if len(scales) == 1:
         return Entry(target, _PLAIN, {Role.down: _joined(downs, 0), Role.up: _joined(ups, 1)}, scales.pop())
-    ups = scaled(ups, [term.scale for term in terms])
+    ups = scaled(target, ups, [term.scale for term in terms])
     entry = Entry(target, _PLAIN, {Role.down: _joined(downs, 0), Role.up: _joined(ups, 1)})
     exact = torch.cat([term.up.double() * term.scale for term in terms], dim=1)
     entry.error = _rounding(exact, entry.tensors[Role.down], entry)
@@ -164,13 +164,16 @@ def _rounding(up: torch.Tensor, down: torch.Tensor, entry: Entry) -> float:
     return abs(entry.scale) * math.sqrt(max(inner([lost], [lost]), 0.0))
 
 
-def scaled(tensors: Sequence[torch.Tensor], scales: Sequence[float]) -> list[torch.Tensor]:
+def scaled(target: Target, tensors: Sequence[torch.Tensor], scales: Sequence[float]) -> list[torch.Tensor]:
     """Each tensor times its scale: in its own dtype where that is exact for all of them, else in float32."""
     exact = [tensor.double() * scale for tensor, scale in zip(tensors, scales)]
     kept = [product.to(tensor.dtype) for product, tensor in zip(exact, tensors)]
     if all(torch.equal(small.double(), product) for small, product in zip(kept, exact)):
         return kept
-    return [product if tensor.dtype == torch.float64 else product.float() for product, tensor in zip(exact, tensors)]
+    rounded = [product if tensor.dtype == torch.float64 else product.float() for product, tensor in zip(exact, tensors)]
+    if not all(torch.isfinite(tensor).all() for tensor in rounded):
+        raise NonFiniteError("the factors are too large for float32 at this scale", key=str(target))
+    return rounded
 
 
 def fold(entry: Entry) -> None:
@@ -179,7 +182,8 @@ def fold(entry: Entry) -> None:
         return
     up, down = entry.tensors[Role.up].double() * entry.scale, entry.tensors[Role.down]
     roles = [role for role in (Role.up, Role.up_bias) if role in entry.tensors]
-    entry.tensors |= dict(zip(roles, scaled([entry.tensors[role] for role in roles], [entry.scale] * len(roles))))
+    products = scaled(entry.target, [entry.tensors[role] for role in roles], [entry.scale] * len(roles))
+    entry.tensors |= dict(zip(roles, products))
     entry.scale = 1.0
     entry.error = math.hypot(entry.error, _rounding(up, down, entry))
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ..errors import FileError
+from ..errors import FileError, NonFiniteError
 from ..families import Family
 from ..files import LoraFile
 from ..keys import Role, Target
@@ -20,6 +20,9 @@ from ..products import inner, part_of_terms
 from ..publish import publish
 from .entries import Entry
 from .formats import Format
+
+#: Squares of norms beyond this cannot be added up.
+_LARGEST = 1e150
 
 
 @dataclass
@@ -50,8 +53,12 @@ class Result:
         """Write an entry down under its keys."""
         format = self.format
         for role, tensor in entry.tensors.items():
+            if not torch.isfinite(tensor).all():
+                raise NonFiniteError(f"{role} is too large for {tensor.dtype}", key=str(entry.target))
             self._put(format.key(self.family, entry.target, role), tensor)
         alpha = entry.scale * entry.rank if entry.kind == "lora" else entry.alpha
+        if entry.kind == "lora" and not math.isfinite(alpha):
+            raise NonFiniteError("the scale is too large to be written", key=str(entry.target))
         if alpha is not None and (format.alpha or entry.kind != "lora" or entry.scale != 1):
             single = torch.tensor(alpha, dtype=torch.float32)
             exact = single.item() == alpha or not math.isfinite(alpha)
@@ -81,6 +88,8 @@ class Result:
             if entry.norm is None and entry.kind == "lora":
                 part = part_of_terms(entry.terms())
                 entry.norm = math.sqrt(max(inner([part], [part]), 0.0))
+            if not all(value < _LARGEST for value in (entry.norm or 0.0, entry.error)):
+                raise NonFiniteError("the change is too large to be measured", key=str(entry.target))
             total += (entry.norm or 0.0) ** 2
         self.errors = {entry.target: entry.error / entry.norm for entry in inexact if entry.norm}
         self.error = math.sqrt(sum(entry.error**2 for entry in inexact) / total) if total else 0.0

@@ -74,7 +74,7 @@ class Family:
     @cached_property
     def _block_pattern(self) -> re.Pattern:
         names = "|".join(re.escape(block.name) for block in self.blocks)
-        return re.compile(rf"({names})([._])(0|[1-9][0-9]*)\2(.+)", re.DOTALL)
+        return re.compile(rf"({names})([._])(0|[1-9][0-9]{{0,8}})\2(.+)", re.DOTALL)
 
     @cached_property
     def _block_names(self) -> dict[tuple[str, str], dict[str, Place]]:

@@ -19,6 +19,9 @@ from ..source import FileSource
 from .gram import BLOCK, Gram, Workspace
 from .survey import Survey
 
+#: Squares of norms beyond this cannot be added up.
+_LARGEST = 1e150
+
 _BASE = "depends on the base weight"
 _DORA = "without DoRA's magnitude, whose effect depends on the base weight"
 
@@ -58,7 +61,10 @@ def _workers():
 def _answer(facts, adapter: Adapter, reader: FileSource, space: Workspace) -> tuple[list[float | None], str, str]:
     """(norm of each cell, what is to be said of them, what composing would refuse)."""
     try:
-        return *_norms(adapter, reader, len(facts.spots), space), ""
+        norms, note = _norms(adapter, reader, len(facts.spots), space)
+        if not all(norm is None or norm < _LARGEST for norm in norms):
+            raise _blame(adapter, [role for role in adapter.keys if role not in (Role.alpha, Role.scale)])
+        return norms, note, ""
     except LoraError as error:
         return [None] * len(facts.spots), error.problem, str(error)
 
@@ -68,7 +74,7 @@ def _norms(adapter: Adapter, reader: FileSource, parts: int, space: Workspace) -
     note = ""
     if Role.dora in adapter.keys:
         adapter, note = _without_magnitude(adapter), _DORA
-    if adapter.kind == "lora":
+    if adapter.kind == "lora" and not lowrank.rows_pay(adapter.shape, adapter.rank):
         return _of_factors(adapter, reader, parts, space), note
     if adapter.kind == "diff":
         return _of_matrix(adapter, reader, parts, space), note
@@ -148,6 +154,9 @@ def _of_matrix(adapter: Adapter, reader: FileSource, parts: int, space: Workspac
 def _by_rows(change, rows: int, parts: int, space: Workspace) -> list[float]:
     """Norms of the row blocks of terms or of a structured change."""
     height = rows // parts
+    if isinstance(change, tuple) and lowrank.rows_pay(change[0].shape, sum(term.rank for term in change)):
+        change = lowrank.to_dense(change)
+        return [math.sqrt(_energy(change[start:start + height])) for start in range(0, rows, height)]
     if isinstance(change, tuple):
         up, down = lowrank.stack(change)
         inner = Gram(down.shape[0], down.dtype, space)
