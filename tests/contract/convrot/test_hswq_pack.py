@@ -20,7 +20,9 @@ def moments():
     folders = [os.environ.get(name) for name in ("QPATCH_TEST_COMFYUI", "QPATCH_TEST_HSWQ")]
     if not all(folders):
         pytest.skip("QPATCH_TEST_COMFYUI or QPATCH_TEST_HSWQ is not set")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])}
+    # No empty entry: that is the working folder, where qpatch/ lies without hooks/ in it.
+    path = [str(HELPERS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run([sys.executable, Path(__file__).with_name("hswq_child.py"), *folders],
                           capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
