@@ -18,14 +18,6 @@ ENDINGS = {
         threading.Thread(target=bring, daemon=True).start()
         time.sleep(0.1)
     """,
-    "many daemon threads import for ever": """
-        def bring(number):
-            while True:
-                del sys.modules[importlib.import_module(f"pkg.target{number}").__name__]
-        for number in range(8):
-            threading.Thread(target=bring, args=(number,), daemon=True).start()
-        time.sleep(0.1)
-    """,
     "a thread goes on importing after the main one": """
         def bring():
             time.sleep(0.1)
