@@ -35,6 +35,7 @@ class _OutputRotation(Adapter):
 
     @property
     def _out(self) -> int:
+        """Rows of the layer: each subclass reads them off the shape that its blocks have."""
         raise NotImplementedError
 
     def _bound(self) -> float:

@@ -5,8 +5,7 @@ import torch
 
 kitchen = pytest.importorskip("comfy_kitchen.tensor")
 
-from qpatch.hooks.quant_lora import options, patchers
-from qpatch.patching import put
+from qpatch.hooks.quant_lora import options
 
 OUT, IN, RMS = 128, 256, 0.03
 FORMATS = {
@@ -18,16 +17,6 @@ FORMATS = {
     "convrot w4a4": ("TensorCoreConvRotW4A4Layout", {}),
     "w4a8": ("AsymW4A8Int8Layout", {}),
 }
-
-
-@pytest.fixture
-def comfy(standin, monkeypatch):
-    """The stand-in patcher with the hook in it; QPATCH_QUANT_LORA=side."""
-    monkeypatch.setenv(options.VARIABLE, options.SIDE)
-    torch.manual_seed(0)
-    module = standin("quant_lora/model_patcher.py", "comfy.model_patcher")
-    put(list(patchers.patches(module)))
-    return module
 
 
 def quantize(format_name, values):
