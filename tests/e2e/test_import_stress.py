@@ -34,9 +34,16 @@ def test_a_storm_of_reloads_leaves_one_layer(each_python, stormy):
     run(stormy, each_python, """
         import pkg.target0, pkg.target1
 
+        modules = pkg.target0, pkg.target1
+
         def work(number):
             for _ in range(15):
-                importlib.reload(sys.modules[f"pkg.target{number % 2}"])
+                try:
+                    importlib.reload(modules[number % 2])
+                except (ImportError, KeyError) as error:
+                    # A reload takes the module out of sys.modules for a moment and puts it back: CPython's
+                    # own race, seen without qpatch too. Another thread's reload may meet that moment.
+                    assert "not in sys.modules" in str(error) or error.args == (modules[number % 2].__name__,), error
 
         assert storm(16, work) == []
         for module in (pkg.target0, pkg.target1):
