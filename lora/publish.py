@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from .workshop import workshop
 
 
 class WouldOverwrite(FileExistsError):
@@ -35,24 +36,17 @@ def check(out: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), forc
 
 def publish(out: str | os.PathLike, write: Callable[[Path], None], *, inputs: Iterable[str | os.PathLike] = (),
             force: bool = False) -> Path:
-    """Let ``write`` make a temporary file in the folder of ``out``, and move it there; returns ``out``.
+    """Let ``write`` make a file in a hidden folder beside ``out``, and move it there; returns ``out``.
 
-    Whatever ``write`` raises, or an interrupt, leaves nothing behind and an old file as it was.
+    Whatever ``write`` raises, or an interrupt, leaves nothing behind and an old file as it was. What a killed process
+    leaves is hidden, and removed by the next call for a file in the same place.
     """
     path = check(out, inputs, force)
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    except OSError as error:
-        # Its own message names a file that nobody has asked for.
-        raise type(error)(f"no file can be made in {path.parent}: {error.strerror}") from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
+    with workshop(path.parent) as folder:
+        temporary = folder / path.name
         write(temporary)
         _settle(temporary, path)
         _move(temporary, path, out, force)
-    finally:
-        temporary.unlink(missing_ok=True)
     return Path(out)
 
 

@@ -2,7 +2,11 @@
 
 import os
 import stat
-import tempfile
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -116,10 +120,83 @@ def test_without_hard_links_the_file_is_moved(tmp_path, monkeypatch):
 
 
 def test_where_no_file_can_be_made_the_folder_is_named(tmp_path, monkeypatch):
-    def refuse(**_):
-        raise PermissionError(13, "Permission denied", str(tmp_path / ".out.x.tmp"))
+    def refuse(path, mode):
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(PermissionError) as refused:
         publish(tmp_path / "out", writing("new"))
     assert str(refused.value) == f"no file can be made in {tmp_path}: Permission denied"
+
+
+#: Writes half of a file, says so, and goes on once it is told to.
+WRITER = """
+    import sys
+    from qpatch.lora.publish import publish
+
+    def slowly(path):
+        path.write_text("half of it")
+        print("half", flush=True)
+        sys.stdin.readline()
+        path.write_text("all of it")
+
+    publish(sys.argv[1], slowly)
+"""
+
+
+@pytest.fixture
+def half_done(tmp_path):
+    """A process that stands in the middle of writing ``slow``."""
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path / "slow")],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout.readline() == "half\n"
+        yield writer
+        writer.kill()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows does not tell which folders are in use")
+def test_what_a_killed_process_left_behind_is_removed_by_the_next_write_to_that_folder(tmp_path, half_done):
+    half_done.kill()
+    half_done.wait()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".qpatch-") and names(left) == ["slow"]
+    publish(tmp_path / "out", writing("new"))
+    assert names(tmp_path) == ["out"]
+
+
+def test_what_a_living_process_is_writing_is_left_alone(tmp_path, half_done):
+    publish(tmp_path / "out", writing("new"))
+    half_done.communicate("go on\n", timeout=60)
+    assert names(tmp_path) == ["out", "slow"] and (tmp_path / "slow").read_text() == "all of it"
+
+
+def test_hidden_files_and_folders_of_others_are_left_alone(tmp_path):
+    (tmp_path / ".qpatch-notes.tmp").mkdir()
+    (tmp_path / f".qpatch-{'0' * 16}.tmp").write_text("no folder")
+    before = names(tmp_path)
+    publish(tmp_path / "out", writing("new"))
+    assert names(tmp_path) == [*before, "out"]
+
+
+def test_writers_to_one_folder_do_not_take_each_other_for_dead(tmp_path, monkeypatch):
+    # The disk would make each of them wait, and never two of them stand in the same place.
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    problems = []
+
+    def write(number):
+        try:
+            for turn in range(150):
+                publish(tmp_path / f"{number}-{turn}", writing("new"))
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert problems == [] and len(names(tmp_path)) == 600
