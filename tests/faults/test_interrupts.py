@@ -14,36 +14,11 @@ import pytest
 
 from faults import stacks
 from faults.actions import NAMES, actions, check_after
+from faults.interrupt import Interrupt
 from qpatch import lora
 
 STEP = int(os.environ.get("QPATCH_TEST_STEP", 197))
 PACKAGE = str(Path(lora.__file__).parent)
-
-
-class Interrupt:
-    """Raises KeyboardInterrupt at the ``n``-th line that is executed in the package."""
-
-    def __init__(self, n):
-        self.left = n
-
-    def __enter__(self):
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(None)
-
-    def _trace(self, frame, event, arg):
-        code = frame.f_code
-        # Not in "holding": tracing also stops between the end of a with block and the release of its lock, where a
-        # signal never arrives. Real signals are sent below.
-        if not code.co_filename.startswith(PACKAGE) or code.co_name == "holding":
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self._trace
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +34,7 @@ def test_an_interruption_at_any_line_leaves_the_old_state_or_the_new_one(world, 
     for n in range(1 + NAMES.index(name) * STEP // len(NAMES), 1_000_000, STEP):
         action.prepare()
         try:
-            with Interrupt(n) as interrupt:
+            with Interrupt(n, PACKAGE) as interrupt:
                 action.run()
         except KeyboardInterrupt:
             check_after(root, action, bare, f"line {n} of {name}")

@@ -1,7 +1,6 @@
 """All or nothing: errors and interruptions anywhere, several threads, memory that must not be written."""
 
 import hashlib
-import sys
 import threading
 
 import numpy as np
@@ -9,6 +8,7 @@ import producers
 import pytest
 import torch
 import trees
+from faults.interrupt import Interrupt
 from test_composition import bits, objects, same, traces
 
 from qpatch import lora
@@ -47,37 +47,14 @@ def test_an_error_while_new_tensors_are_made_leaves_the_model_as_it_was(model, m
     assert [entry.strength for entry in lora.composed(model)] == [1.0]
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt at the n-th line executed in the code that puts compositions in place."""
-
-    CODE = {composition.__file__, change.__file__, state.__file__}
-
-    def __init__(self, line):
-        self.left = line
-
-    def __enter__(self):
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(None)
-
-    def _trace(self, frame, event, arg):
-        # Not in "holding": tracing also stops between the end of a with block and the release of its lock, where a
-        # signal never arrives.
-        if frame.f_code.co_filename not in self.CODE or frame.f_code.co_name == "holding":
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self._trace
+#: The code that puts compositions in place.
+CODE = composition.__file__, change.__file__, state.__file__
 
 
 def interrupted(function, line):
     """Run ``function``, interrupted at a line; whether there was such a line."""
     try:
-        with Interrupt(line) as interrupt:
+        with Interrupt(line, *CODE) as interrupt:
             function()
     except KeyboardInterrupt:
         return True
