@@ -135,13 +135,18 @@ class FileSource:
 
 
 class DictSource:
-    """A dict of tensors, as a loader node hands it over. The dict is not copied and not changed."""
+    """A dict of tensors, as a loader node hands it over: those that are in it now, whatever becomes of the dict.
+
+    Their numbers are not copied, and nothing is changed.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], name: str | None = None, metadata=None):
         self.name = name or "<dict>"
         self.metadata: dict[str, str] = dict(metadata or {})
-        self._tensors = tensors
+        tensors = dict(tensors)
         self.entries: dict[str, Entry] = {key: self._entry(key, value) for key, value in tensors.items()}
+        # Tensors of their own on the same memory: the caller's may be given other data, of another shape.
+        self._tensors = {key: value.detach() for key, value in tensors.items()}
 
     def _entry(self, key, value):
         if not isinstance(key, str):
@@ -154,7 +159,7 @@ class DictSource:
         return Entry(TAGS.get(str(value.dtype).removeprefix("torch."), str(value.dtype)), tuple(value.shape), 0, 0)
 
     def tensor(self, key: str) -> torch.Tensor:
-        """The tensor under ``key``, the object of the dict itself."""
+        """The tensor under ``key``, in the memory that it has in the dict."""
         return self._tensors[key].detach()
 
     def number(self, key: str) -> float:

@@ -1,4 +1,5 @@
 """LoRA files that shrink, vanish or are replaced while they are read: an error that names the file, never a signal.
+A dict of tensors that is changed after it was opened: what was in it then is applied.
 
 What could end the process is tried in a child process.
 """
@@ -72,6 +73,38 @@ def test_a_file_that_changes_while_it_is_inspected_is_a_problem_of_each_layer(pa
         shrink(path)
         problems = measure(found).problems
     assert len(problems) == len(found.layers) and all("style.safetensors" in text for text in problems)
+
+
+def emptied(tensors):
+    tensors.clear()
+
+
+def refilled(tensors):
+    for key in tensors:
+        tensors[key] = torch.zeros(3)
+
+
+def given_other_data(tensors):
+    for tensor in tensors.values():
+        tensor.data = torch.zeros(3)
+
+
+@pytest.mark.parametrize("moment", ["before the plan", "before the plan is applied"])
+@pytest.mark.parametrize("change", [emptied, refilled, given_other_data])
+@pytest.mark.parametrize("kind", ["lora", "dora", "lokr"])
+def test_a_dict_is_applied_as_it_was_when_it_was_opened(model, kind, change, moment):
+    tensors = producers.make("simpletuner lycoris", "qwen-image", kind, rank=4, dims=trees.QWEN_DIMS).tensors
+    lora.compose(model, [({key: tensor.clone() for key, tensor in tensors.items()}, 1.0)])
+    wanted = bits(model)
+    lora.reset(model)
+    opened = lora.open_lora(tensors)
+    if moment == "before the plan":
+        change(tensors)
+    plan = lora.plan(model, [(opened, 1.0)])
+    if moment == "before the plan is applied":
+        change(tensors)
+    plan.apply()
+    assert same(bits(model), wanted)
 
 
 @pytest.mark.parametrize("change", [vanish, replaced])
