@@ -6,14 +6,14 @@ the second axis and what is there stays packed. Inside a fragment the matrix of 
 (down: n is the rank, up: n is the channel) lies as (n-lane 8, k-lane 4, n-pack 2, k-pack 2, k-element 2)
 with n = n-pack * 8 + n-lane and k = k-pack * 8 + k-lane * 2 + k-element.
 
-Packing is one gather a fragment column, over lanes of several elements: 32 bits (two channels) for
-``down``, 64 bits for ``up``. The latter is possible because the order of ranks inside a fragment is
-free as long as both factors agree: we put four consecutive ranks where the kernel reads one lane.
+The order of ranks is free as long as both factors agree. We choose it for ``up``, so that four consecutive
+ranks are one 64-bit lane of the kernel, and the lanes of one fragment are evenly apart in the plain factor:
+packing ``up`` is then one interleaving copy of its upper and lower eight channels. ``down`` takes its ranks in
+the same order, by one gather a fragment column over lanes of 32 bits (two channels).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
@@ -22,9 +22,6 @@ import torch
 SIDE = 16
 #: Elements of a fragment.
 SIZE = SIDE * SIDE
-
-#: Lanes gathered at a time: index, source and result of a block then stay in a core's own cache.
-_BLOCK = 1 << 15
 
 #: Stored position -> place in each 16 of a packed bias.
 _BIAS_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
@@ -41,8 +38,8 @@ def fragments(factor: torch.Tensor) -> torch.Tensor:
     return factor.view(channels // SIDE, rank // SIDE, SIZE)
 
 
-def pack_down(down: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """The packed fragment columns [in / 16, 256] of ``down`` [rank, in], 16 ranks each, the last padded with zeros.
+def pack_down(down: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The packed fragment columns [in / 16, 256] of ``down`` [rank, in], padded with zero ranks to whole fragments.
 
     ``dtype`` is the 16-bit type of the result; ``in`` is a multiple of 16.
     """
@@ -50,9 +47,11 @@ def pack_down(down: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     down = down.to(dtype)
     if rank % SIDE:
         down = torch.cat((down, down.new_zeros(padded(rank) - rank, channels)))
-    index, lanes = _down_index(channels, down.device), _lanes(down, torch.int32)
-    for part in lanes.split(SIDE * channels // 2) if rank > SIDE else (lanes,):
-        yield torch.index_select(part, 0, index).view(channels // SIDE, SIZE // 2).view(dtype)
+        rank = padded(rank)
+    index, lanes = _down_index(rank, channels, down.device), _lanes(down, torch.int32)
+    # Each fragment begins four ranks behind the one before it.
+    starts = range(0, 4 * channels // 2 * (rank // SIDE), 4 * channels // 2)
+    return [lanes[start:].index_select(0, index).view(dtype).view(channels // SIDE, SIZE) for start in starts]
 
 
 def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -65,18 +64,14 @@ def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if rank % SIDE:
         up = torch.cat((up, up.new_zeros(channels, padded(rank) - rank)), dim=1)
         rank = padded(rank)
-    source, index = _lanes(up, torch.int64), _up_index(rank, up.device)
-    result = torch.empty_like(source)
-    for lanes, packed in zip(source.split(len(index)), result.split(len(index))):
-        torch.index_select(lanes, 0, index if len(lanes) == len(index) else index[:len(lanes)], out=packed)
-    return result.view(dtype).view(channels // SIDE, rank // SIDE, SIZE)
+    upper, lower = _lanes(up, torch.int64).view(channels // SIDE, 2, 32, rank // SIDE).transpose(2, 3).unbind(1)
+    return torch.stack((upper, lower), dim=3).view(dtype).view(channels // SIDE, rank // SIDE, SIZE)
 
 
 def ranks_of_up(ranks: int) -> torch.Tensor:
     """Which rank each element of an ``up`` fragment row, as :func:`pack_up` lays it, belongs to: (ranks / 16, 256)."""
-    columns = torch.arange(ranks).view(1, ranks).expand(SIDE, ranks).contiguous()
-    order = torch.arange(SIDE * ranks // 4).view(2, 8, ranks // SIDE, 4).permute(2, 1, 3, 0).reshape(-1)
-    return columns.view(-1, 4)[order].view(ranks // SIDE, SIZE)
+    columns = torch.arange(ranks, dtype=torch.int16).expand(SIDE, ranks)
+    return pack_up(columns, torch.int16)[0].long()
 
 
 def unpack(factor: torch.Tensor, down: bool) -> torch.Tensor:
@@ -110,21 +105,9 @@ def _lanes(factor: torch.Tensor, lane: torch.dtype) -> torch.Tensor:
 
 
 @lru_cache(maxsize=32)
-def _down_index(channels: int, device: torch.device) -> torch.Tensor:
-    """Lane of 16 rows [16, channels] (two channels a lane) that stands at each place of the packed fragments."""
-    # rank = (k-lane 4, k-pack 2, element 2) of up; as down's n that is (n-pack = k-pack, n-lane = k-lane, element).
-    lanes = torch.arange(SIDE * channels // 2, dtype=torch.int32).view(4, 2, 2, channels // SIDE, 2, 4)
+def _down_index(rank: int, channels: int, device: torch.device) -> torch.Tensor:
+    """Lane of ``down`` [rank, channels] that stands at each place of the first packed fragment column."""
+    # As up's k the rank is (k-lane 4, fragment, k-pack 2, element 2); as down's n (n-pack = k-pack, n-lane = k-lane,
+    # element).
+    lanes = torch.arange(rank * channels // 2, dtype=torch.int32).view(4, -1, 2, 2, channels // SIDE, 2, 4)[:, 0]
     return lanes.permute(3, 0, 2, 5, 1, 4).reshape(-1).to(device)
-
-
-def _block(rank: int) -> int:
-    """Lanes of as many whole channel fragments of an ``up`` of ``rank`` as are gathered at a time."""
-    fragment = SIDE * rank // 4
-    return fragment * max(1, _BLOCK // fragment)
-
-
-@lru_cache(maxsize=32)
-def _up_index(rank: int, device: torch.device) -> torch.Tensor:
-    """The same for one block of an ``up`` [channels, rank], four ranks a lane."""
-    lanes = torch.arange(_block(rank), dtype=torch.int32).view(-1, 2, 8, rank // SIDE, 4)
-    return lanes.permute(0, 3, 2, 4, 1).reshape(-1).to(device)

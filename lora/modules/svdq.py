@@ -136,7 +136,7 @@ def _pack(site: SVDQSite, group: list[Placed], at: int, dtype) -> tuple[list[tor
         down = torch.cat([one.term.down.to(dtype) for one in group])
         up, rows = _side_by_side(site, group, scaled, dtype), slice(0, site.out // SIDE)
         ranks = packing.ranks_of_up(padded(down.shape[0]))
-    columns = list(packing.pack_down(down, dtype))
+    columns = packing.pack_down(down, dtype)
     region, source = (rows, slice(at, at + len(columns))), str(group[0].part.target)
     block = Block(packing.pack_up(up, dtype), region, scales, source, ranks)
     return columns, block

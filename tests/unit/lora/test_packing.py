@@ -15,7 +15,7 @@ def noise(*shape, dtype=torch.bfloat16):
 
 
 def joined(down):
-    return torch.stack(list(packing.pack_down(down, down.dtype)), dim=1).flatten(1).view(down.shape[1], -1)
+    return torch.stack(packing.pack_down(down, down.dtype), dim=1).flatten(1).view(down.shape[1], -1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -58,16 +58,19 @@ def test_a_factor_that_begins_between_two_lanes_is_packed_alike():
 
 def test_factors_of_other_dtypes_and_strides_are_converted():
     down, up = noise(16, 32, dtype=torch.float32), noise(32, 16, dtype=torch.float32)
-    assert torch.equal(torch.stack(list(packing.pack_down(down, torch.float16))),
-                       torch.stack(list(packing.pack_down(down.half(), torch.float16))))
+    assert torch.equal(torch.stack(packing.pack_down(down, torch.float16)),
+                       torch.stack(packing.pack_down(down.half(), torch.float16)))
     assert torch.equal(packing.pack_up(up.T.contiguous().T, torch.bfloat16),
                        packing.pack_up(up.bfloat16(), torch.bfloat16))
 
 
-@pytest.mark.parametrize("ranks", [16, 48])
-def test_the_rank_of_each_element_of_a_packed_up_row_is_known(ranks):
-    up = torch.arange(ranks).expand(16, ranks).to(torch.float16)
-    assert torch.equal(packing.pack_up(up, torch.float16)[0], packing.ranks_of_up(ranks).half())
+@pytest.mark.parametrize("ranks", [16, 48, 128])
+def test_ranks_of_packed_factors_can_be_scaled_one_by_one(ranks):
+    down, up = noise(ranks, 32, dtype=torch.float16), noise(64, ranks, dtype=torch.float16)
+    factors = torch.arange(1, ranks + 1)
+    packed_up = (packing.pack_up(up, torch.float16).double() * factors[packing.ranks_of_up(ranks)]).view(64, ranks)
+    product = trees.unpacked(packed_up, False) @ trees.unpacked(joined(down), True)
+    assert torch.allclose(product, (up.double() * factors) @ down.double(), rtol=1e-12, atol=1e-12)
 
 
 def test_unpack_follows_the_index_formula():
