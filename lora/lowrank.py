@@ -91,7 +91,7 @@ def compress(terms: Sequence[Term], max_rank: int) -> tuple[tuple[Term, ...], fl
         return _truncate_rows(_Rows(terms), max_rank)
     basis_up, core_up = torch.linalg.qr(up)
     basis_down, core_down = torch.linalg.qr(down.T)
-    left, values, right = torch.linalg.svd(_finite(core_up @ core_down.T), full_matrices=False)
+    left, values, right = torch.linalg.svd(finite(core_up @ core_down.T), full_matrices=False)
     kept = values[:max_rank]
     term = Term(basis_up @ (left[:, :max_rank] * kept), right[:max_rank] @ basis_down.T)
     return (term,), _ratio(values[max_rank:].double().square().sum().item(), values.double().square().sum().item())
@@ -152,18 +152,18 @@ def _leading(view: _Rows, count: int) -> tuple[torch.Tensor, torch.Tensor, torch
     once) and the SVD of D projected on the subspace found.
     """
     if min(view.shape) <= max(FULL_SVD, 2 * count):
-        left, values, right = torch.linalg.svd(_finite(view.rows(0, view.shape[0])), full_matrices=False)
+        left, values, right = torch.linalg.svd(finite(view.rows(0, view.shape[0])), full_matrices=False)
     else:
         generator = torch.Generator().manual_seed(0)
         basis = torch.randn(view.shape[1], count + _OVERSAMPLING, generator=generator, dtype=view.dtype).to(view.device)
         for _ in range(_ITERATIONS):
-            basis = torch.linalg.qr(_finite(view.gram_times(basis))).Q
+            basis = torch.linalg.qr(finite(view.gram_times(basis))).Q
         left, values, right = torch.linalg.svd(view.times(basis), full_matrices=False)
         right = right @ basis.T
     return left[:, :count], values[:count], right[:count]
 
 
-def _finite(product: torch.Tensor) -> torch.Tensor:
+def finite(product: torch.Tensor) -> torch.Tensor:
     """``product``, or :class:`NonFiniteError`: finite factors may have products that no float32 can hold."""
     if not torch.isfinite(product).all():
         raise NonFiniteError(f"the change is too large for {str(product.dtype).removeprefix('torch.')}")

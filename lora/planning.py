@@ -23,7 +23,7 @@ from .modules.offload import align, aligned
 from .modules.tree import present
 from .placement import LeaveOut, Places, locate
 from .progress import Progress, Steps
-from .report import Report
+from .report import Applied, Report
 from .state import Composition, Loaded, holding
 
 
@@ -78,16 +78,19 @@ class Plan:
 
     def _work_out(self) -> Composition:
         """All new objects, none of them in place yet."""
-        strengths, changes = [lora.strength for lora in self.loras], []
+        strengths, changes, lines = [lora.strength for lora in self.loras], [], []
         with Steps("composing LoRAs", 2 * len(self.sites), self.progress) as steps:
             drafts = self._drafts(strengths, steps)
             ranks = align(self.root, drafts, strengths, self.max_rank)
             steps.total = steps.done + len(drafts)
-            for path, draft in drafts.items():
+            for path in list(drafts):
+                # Not kept: truncated factors would stay in memory beside all that is made of them.
+                draft = drafts.pop(path)
                 with self._blaming(path):
                     changes.append(draft.build(ranks.get(path)))
+                lines += draft.lines
                 steps.step()
-        self._report(drafts)
+        self._report(lines)
         reports = [coverage.report for coverage in self.coverages]
         return Composition(self.loras, changes, self.report, reports, self.asked)
 
@@ -125,15 +128,11 @@ class Plan:
                 self.coverages[part.lora].miss(part.target, part.key, error.problem)
         return rest
 
-    def _report(self, drafts: dict[str, Draft]) -> None:
-        for coverage in self.coverages:
-            coverage.report.lines.clear()
-        for draft in drafts.values():
-            for line in draft.lines:
-                self.coverages[line.lora].report.lines.append(line)
+    def _report(self, lines: list[Applied]) -> None:
         # A plan can be applied again, after its strengths were changed in the model.
         self.report.computed = True
-        for coverage, lora in zip(self.coverages, self.loras):
+        for place, (coverage, lora) in enumerate(zip(self.coverages, self.loras)):
+            coverage.report.lines[:] = [line for line in lines if line.lora == place]
             coverage.report.strength = lora.strength
             coverage.settle()
 

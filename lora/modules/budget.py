@@ -16,11 +16,10 @@ from dataclasses import replace
 
 import torch
 
-from .. import lowrank
 from ..errors import PlanError
 from ..packing import SIDE
 from ..report import Applied
-from ..terms import Term
+from ..spectrum import Spectrum, spectrum
 from .placed import Branch, Placed
 from .site import Site
 
@@ -37,9 +36,10 @@ def squeeze(branch: Branch, site: Site, strengths: Sequence[float], room: int) -
     """
     if room < SIDE:
         raise PlanError("the low-rank branch has no rank left for a LoRA", key=site.path, found=f"{room} ranks free")
-    energies = [_energies(one.term) for one in branch.placed]
+    spectra = [spectrum(one.term, room) for one in branch.placed]
+    energies = [one.energies for one in spectra]
     ranks = _allot(branch.placed, energies, strengths, room)
-    placed = [_truncated(one, rank) for one, rank in zip(branch.placed, ranks) if rank]
+    placed = [_truncated(*one) for one in zip(branch.placed, spectra, ranks) if one[-1]]
     errors = _errors(branch.placed, energies, ranks)
     fixed = {lora for (lora, _), error in errors.items() if error > _ROUNDING and not strengths[lora]}
     fixed |= {one.part.lora for one, values, rank in zip(branch.placed, energies, ranks) if not rank and values.any()}
@@ -65,11 +65,8 @@ def _allot(placed: Sequence[Placed], energies: Sequence[torch.Tensor], strengths
     return ranks
 
 
-def _truncated(one: Placed, rank: int) -> Placed:
-    if rank >= one.term.rank:
-        return one
-    (term,), _ = lowrank.compress([one.term], rank)
-    return Placed(term, one.rows, one.lora, one.part)
+def _truncated(one: Placed, spectrum: Spectrum, rank: int) -> Placed:
+    return one if rank >= one.term.rank else replace(one, term=spectrum.leading(rank))
 
 
 def _errors(placed: Sequence[Placed], energies: Sequence[torch.Tensor], ranks: Sequence[int]) -> dict:
@@ -80,15 +77,6 @@ def _errors(placed: Sequence[Placed], energies: Sequence[torch.Tensor], ranks: S
         total[source] += values.sum().item()
         lost[source] += values[rank:].sum().item()
     return {source: math.sqrt(lost[source] / total[source]) if total[source] else 0.0 for source in total}
-
-
-def _energies(term: Term) -> torch.Tensor:
-    """Squared singular values of a term, descending: eigenvalues of up^T up times down down^T, made symmetric."""
-    up, down = (factor.float() for factor in (term.up, term.down))
-    values, vectors = torch.linalg.eigh((up.T @ up).double())
-    root = vectors * values.clamp(min=0).sqrt()
-    found = torch.linalg.eigvalsh(root.T @ (down @ down.T).double() @ root)
-    return found.clamp(min=0).flip(0) * term.scale ** 2
 
 
 def _with_error(applied: Applied, error: float) -> Applied:

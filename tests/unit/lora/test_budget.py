@@ -63,6 +63,22 @@ def test_terms_are_truncated_and_each_error_is_the_true_one(root):
     assert "limit of ranks" not in str(report)
 
 
+def test_a_rank_above_the_extents_of_the_layer_is_truncated_with_the_true_error(root):
+    layer = root.get_submodule(NAME)
+    before = trees.effective(layer)
+    stack, deltas = wide_stack(4, 300, 0.99)
+    report = lora.compose(root, [(tensors, 1.0) for tensors in stack])
+    assert layer.rank <= 1024 and 4 * 3 * 128 + 16 > 1024
+    for file, delta in zip(report.files, deltas):
+        assert [line.module for line in file.lines] == [NAME] * 3
+        lora.set_strengths(root, [float(other is file) for other in report.files])
+        lost = trees.effective(layer) - before - delta
+        for place, line in enumerate(file.lines):
+            rows = slice(128 * place, 128 * place + 128)
+            true = lost[rows].norm() / delta[rows].norm()
+            assert 0.05 < line.error < 0.5 and line.error == pytest.approx(true.item(), rel=0.02)
+
+
 def test_ranks_go_to_the_terms_that_weigh_most_and_strengths_can_still_be_changed(root):
     layer = root.get_submodule(NAME)
     before = trees.effective(layer)
