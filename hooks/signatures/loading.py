@@ -28,7 +28,7 @@ LOADING = (
         hooks=("comfy-compat-zimage-attention",), remedy="or update ComfyUI-nunchaku to 1.2",
     ),
     Signature(
-        "zimage-batch", r"(?i)assertion failed.*rotary_emb|rotary_emb\S*\s*\S*\s*==\s*M\b",
+        "zimage-batch", r"(?i:assertion failed).*rotary_emb|rotary_emb\S*\s*\S*\s*==\s*M\b",
         "Z-Image with more than one image at a time: the table of positions has rows for one image, and the kernel"
         " wants them for the whole batch.",
         hooks=("comfy-compat-zimage-batch",),

@@ -12,13 +12,13 @@ LORA = (
         hooks=("lora-loader",),
     ),
     Signature(
-        "zimage-lora", r"^(?:AssertionError|ValueError)\b(?:: )?(.*)",
+        "zimage-lora", r"^(?:Assertion|Value)Error\b(?:: )?(.*)",
         "ComfyUI-nunchaku's own LoRA code for Z-Image knows plain LoRA with all of q, k, v and w1, w3 only, and stops"
         " at every other file (LoKr, a part of them, norms, biases).",
         frames=r"model_patcher[\\/]zimage\.py", hooks=("lora-loader",),
     ),
     Signature(
-        "flux-lora", r"^(?:AssertionError|KeyError)\b(?:: )?(.*)",
+        "flux-lora", r"^(?:Assertion|Key)Error\b(?:: )?(.*)",
         "nunchaku's own LoRA converter for FLUX stopped at a file that is not a plain, complete LoRA (LoKr, alpha for"
         " some layers only, text encoder keys among the others).",
         frames=r"nunchaku[\\/]lora[\\/]flux|in update_lora_params\b",
@@ -47,7 +47,7 @@ LORA = (
         remedy="look at the file: qpatch lora inspect FILE",
     ),
     Signature(
-        "lora-stops", r"^(?:RuntimeError|IndexError|ValueError): (.*)",
+        "lora-stops", r"^(?:Runtime|Index|Value)Error: (.*)",
         "A tensor of a LoRA does not fit its weight ({0}), and ComfyUI stops the workflow instead of skipping it.",
         frames=r"in calculate_weight\b", hooks=("comfy-compat-lora-shape",),
         remedy="look at the file: qpatch lora inspect FILE",
@@ -60,7 +60,7 @@ LORA = (
         remedy="for a model that is not from Nunchaku: qpatch lora convert FILE -o OUT.safetensors --to comfyui",
     ),
     Signature(
-        "lora-composed-nothing", r"(?i)applied lora compositions to 0 modules?",
+        "lora-composed-nothing", r"(?i:applied lora compositions) to 0 modules?",
         "ComfyUI-QwenImageLoraLoader found no layer for any key of the file.",
         hooks=("lora-loader",), remedy=_OWN_NODE,
     ),

@@ -1,12 +1,12 @@
 """Which known failures a log shows, and what it shows of qpatch itself."""
 
-import functools
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from . import log_stream, log_text
+from .log_messages import Messages
 from .log_text import Line
 
 #: Errors that are kept of those that no signature knows, the last ones; they are all counted.
@@ -55,25 +55,20 @@ def read(log: str | Iterable[str], signatures: Sequence) -> Reading:
     """Look for ``signatures`` (see hooks/signatures) in the text of a log, or in its lines one after the other."""
     if isinstance(log, str):
         log = log_stream.split(log)
-    searches = [(signature, re.compile(signature.message).search) for signature in signatures]
-    reading, known = Reading(), functools.lru_cache(maxsize=1 << 16)(functools.partial(_candidates, searches))
-    for line, following in log_text.with_following(log_text.lines(log)):
-        reading.lines = line.number
-        _note_ours(reading, line)
-        finding = _match(line, following, known(line.text))
-        if finding is not None and not log_text.announces(line, following):
+    reading, line = Reading(), None
+    for (line, candidates), following in log_text.with_following(Messages(signatures).over(log_text.lines(log))):
+        if "qpatch: " in line.text:
+            _note_ours(reading, line)
+        others = [other for other, _ in following] if candidates else []
+        finding = _match(line, others, candidates)
+        if finding is not None and not log_text.announces(line, others):
             _keep(reading, finding)
-        elif finding is None and log_text.is_error(line):
+        elif finding is None and line.frames and log_text.is_error(line):
             reading.unknowns += 1
             reading.unknown.append(line)
+    reading.lines = 0 if line is None else line.number
     _drop_doubtful(reading)
     return reading
-
-
-def _candidates(searches, text: str) -> list:
-    """(signature, what it has found) for those whose message is in the line."""
-    return [(signature, match) for signature, search in searches
-            if (match := search(text)) and (signature.holds is None or signature.holds(match))]
 
 
 def _note_ours(reading: Reading, line: Line) -> None:

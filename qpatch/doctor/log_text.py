@@ -3,7 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -12,7 +12,7 @@ _LEVEL = r"(?:DEBUG|DETAIL|INFO|WARN|WARNING|ERROR|CRITICAL)"
 #: What stands in front of a message, taken off again and again: as the desktop app, ComfyUI-Manager, ComfyUI's own
 #: files, ``logging.basicConfig``, docker compose, journald and web pages put it there. One blank goes with it, so that
 #: the indentation of a traceback stays.
-_FRONTS = [re.compile(pattern, re.IGNORECASE) for pattern in (
+_FRONTS = re.compile("(?:" + "|".join((
     rf"\[{_STAMP}\] ?",
     rf"\[{_LEVEL}\] {{0,2}}",
     rf"{_STAMP} - (?:\S+ - )?{_LEVEL} - ",
@@ -20,7 +20,7 @@ _FRONTS = [re.compile(pattern, re.IGNORECASE) for pattern in (
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ \S+?\[\d+\]: ",
     r"[\w.-]+ +\| ",
     r"> ?",
-)]
+)) + ")*", re.IGNORECASE)
 
 _FRAME = re.compile(r'^\s*File "(.+?)", line \d+, in \S+')
 _ANNOUNCED = "!!! Exception during processing !!! "
@@ -32,8 +32,10 @@ _BEHIND = 80
 _DEEPEST = 400
 
 
-@dataclass(frozen=True)
-class Line:
+_T = TypeVar("_T")
+
+
+class Line(NamedTuple):
     """``number`` in the file, from 1; ``text`` without its front; ``frames``: the traceback that it ends, or ""."""
 
     number: int
@@ -49,13 +51,13 @@ def lines(texts: Iterable[str]) -> Iterator[Line]:
             block.append(text)
             yield Line(number, text)
             continue
-        yield Line(number, text, _frames(block) if text else "")
+        yield Line(number, text, _frames(block) if block and text else "")
         block.clear()
 
 
-def with_following(found: Iterable[Line]) -> Iterator[tuple[Line, deque[Line]]]:
-    """Each line with those that follow it, as many as :func:`behind` looks at."""
-    window: deque[Line] = deque()
+def with_following(found: Iterable[_T]) -> Iterator[tuple[_T, deque[_T]]]:
+    """Each line (and whatever stands with it) with those that follow it, as many as :func:`behind` looks at."""
+    window: deque[_T] = deque()
     for line in found:
         window.append(line)
         if len(window) > _BEHIND:
@@ -81,14 +83,9 @@ def announces(line: Line, following: Iterable[Line]) -> bool:
 
 
 def _plain(text: str) -> str:
-    text, stripped = _COLOURS.sub("", text), True
-    while stripped:
-        stripped = False
-        for front in _FRONTS:
-            match = front.match(text)
-            if match and match.end():
-                text, stripped = text[match.end():], True
-    return text.rstrip()
+    if "\x1b" in text:
+        text = _COLOURS.sub("", text)
+    return text[_FRONTS.match(text).end():].rstrip()
 
 
 def _frames(block: Iterable[str]) -> str:

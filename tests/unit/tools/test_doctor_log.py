@@ -93,6 +93,13 @@ def test_an_error_report_that_names_the_message_before_the_stack_is_understood()
     assert names(reading) == ["lazy-linear"] and reading.findings[0].certain and reading.findings[0].line.number == 5
 
 
+@pytest.mark.parametrize("front", ["[2026-01-02 03:04:05.678] ", "[INFO] ", "2026-01-02 03:04:05,678 - root - INFO - ",
+                                   "2026-01-02T03:04:05Z ", "Jan  2 03:04:05 host python[12]: ", "comfyui-1  | ", "> "])
+def test_what_stands_in_front_of_a_message_is_taken_off_also_where_two_programs_have_put_it_there(front):
+    for text in (front, front * 2, f"app | {front}> "):
+        assert [line.text for line in log_text.lines([f"{text}got prompt"])] == ["got prompt"]
+
+
 def test_a_failure_that_comes_again_is_counted():
     (finding,) = read("\n".join([failures.LOGS["lora-not-loaded"]] * 210)).findings
     assert finding.count == 210 and finding.line.number == 1
