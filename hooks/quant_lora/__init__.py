@@ -10,5 +10,5 @@ planning    for one patcher: what runs beside, what ComfyUI bakes
 branch      the pair on its module;  svdq: appended to a branch that the layout has already
 running     plan -> modules, and back;  carrying: another plan on a model that stays loaded
 memory      the bytes of the factors, for ComfyUI's choice of what fits
-patchers, saving, schedule, fused, bypass: where ComfyUI is met
+patchers, saving, schedule, fused, bypass: where ComfyUI is met; switching, standin: what schedule puts in and takes out
 """

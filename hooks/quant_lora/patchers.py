@@ -14,7 +14,8 @@ from . import carrying, planning, report, running, saving, schedule
 details = report.details
 
 _METHODS = ("load", "unpatch_model", "partially_load", "partially_unload", "patch_weight_to_device", "patch_hooks",
-            "unpatch_hooks", "patch_hook_weight_to_device", "get_combined_hook_patches", "state_dict_for_saving")
+            "unpatch_hooks", "patch_hook_weight_to_device", "patch_cached_hook_weights", "get_combined_hook_patches",
+            "state_dict_for_saving")
 
 
 def examine(module):

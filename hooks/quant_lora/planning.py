@@ -119,7 +119,7 @@ def choose(model, key: str, patches: list[tuple], mode: str) -> Choice | None:
 def _kept_of_rest(tensor, found: Split) -> float | None:
     if not found.norms or found.unknown:
         return None
-    return kept.predict(tensor, math.hypot(*found.norms), tensor.shape[0] * tensor.shape[1])
+    return kept.predict(tensor, math.hypot(*(norm() for norm in found.norms)), tensor.shape[0] * tensor.shape[1])
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import collections
 
 from torch import nn
 
-from . import branch, planning, svdq, weights
+from . import branch, planning, standin, svdq, weights
 
 #: What ComfyUI keeps of a weight that it replaces, as it reads it back.
 _Backup = collections.namedtuple("Backup", ["weight", "inplace_update"])
@@ -58,6 +58,7 @@ def detach(model: nn.Module) -> None:
         branch.remove(module, fixed=True, scheduled=True)
     for module in model.modules():
         svdq.forget(module)
+        standin.forget(module)
     plan = planning.of(model)
     if plan is not None:
         # They are on the device that the model has left.

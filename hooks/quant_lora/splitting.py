@@ -6,6 +6,7 @@ weight (DoRA, OFT, a merge's factor, a replaced weight) and all patches before i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +33,8 @@ class Split:
     """``placed`` and the patches they come from, the patches to bake, and why they are baked.
 
     ``effective``: all patches but those of strength 0, in their order.
-    ``norms``: Frobenius norms of the baked changes as far as they are known; ``unknown``: whether one is not.
+    ``norms``: functions that give the Frobenius norms of the baked changes, as far as they are known (a scheduled
+    change is split at each switch, and nobody asks then); ``unknown``: whether one is not.
     """
 
     effective: list[tuple] = field(default_factory=list)
@@ -40,10 +42,10 @@ class Split:
     patches: list[tuple] = field(default_factory=list)
     rest: list[tuple] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
+    norms: list[Callable[[], float]] = field(default_factory=list)
     unknown: bool = False
 
-    def bake(self, patch: tuple, reason: str, norm: float | None = None) -> None:
+    def bake(self, patch: tuple, reason: str, norm: Callable[[], float] | None = None) -> None:
         self.rest.append(patch)
         self.reasons.append(reason)
         if norm is None:
@@ -92,7 +94,7 @@ def _place(found: Split, patch: tuple, shape: tuple[int, int]) -> None:
     strength, change, _, offset, function = patch
     if isinstance(change, tuple):
         tensor = change[-1][0] if len(change) == 2 else change[0]
-        return found.bake(patch, "a full difference", _norm(tensor, strength))
+        return found.bake(patch, "a full difference", lambda: _norm(tensor, strength))
     if function is not None:
         return found.bake(patch, "its node changes the change by a function of its own")
     try:
@@ -101,7 +103,7 @@ def _place(found: Split, patch: tuple, shape: tuple[int, int]) -> None:
         return found.bake(patch, str(error))
     rows, columns = _area(offset, shape)
     if delta.dense is not None or not delta.terms:
-        norm = lowrank.norm(delta.dense) * abs(strength) if delta.dense is not None else None
+        norm = (lambda: lowrank.norm(delta.dense) * abs(strength)) if delta.dense is not None else None
         return found.bake(patch, f"a {change.name} without a small rank", norm)
     size = rows.stop - rows.start, columns.stop - columns.start
     if any(term.shape != size for term in delta.terms):

@@ -15,7 +15,7 @@ from comfy_kitchen.tensor import QuantizedTensor
 LAYER = 1 << 20
 
 
-def calculate_weight(patches, weight, key):
+def calculate_weight(patches, weight, key, original_weights=None):
     for strength, change, strength_model, offset, function in patches:
         part = weight if offset is None else weight.narrow(*offset)
         part *= strength_model
@@ -92,6 +92,7 @@ class ModelPatcher:
         self.model, self.load_device, self.offload_device = model, load_device, offload_device
         self.patches, self.patches_uuid = {}, uuid.uuid4()
         self.backup, self.hook_patches, self.hook_backup, self.current_hooks = {}, {}, {}, None
+        self.cached_hook_patches, self.hook_memory = {}, None
         if not hasattr(model, "current_weight_patches_uuid"):
             model.current_weight_patches_uuid = None
 
@@ -188,10 +189,24 @@ class ModelPatcher:
         return combined
 
     def patch_hooks(self, hooks):
-        self.unpatch_hooks()
-        for key in (combined := self.get_combined_hook_patches(hooks=hooks)):
-            self.patch_hook_weight_to_device(hooks, combined, key, {key: None}, None)
+        """Groups of hooks are dicts here, and known by what they hold."""
+        combined, cached = self.get_combined_hook_patches(hooks=hooks), None
+        if hooks is not None:
+            hooks = frozenset(hooks.items())
+            cached = self.cached_hook_patches.get(hooks)
+        if cached is None:
+            self.unpatch_hooks()
+        for key in combined:
+            if cached is None:
+                self.patch_hook_weight_to_device(hooks, combined, key, {key: None}, self.hook_memory)
+            elif key in cached:
+                self.patch_cached_hook_weights(cached, key, self.hook_memory)
+        if cached is not None:
+            self.unpatch_hooks({f"{name}.weight" for name, _ in self._layers()} - cached.keys())
         self.current_hooks = hooks
+
+    def patch_cached_hook_weights(self, cached_weights, key, memory_counter):
+        raise RuntimeError("Attempted to call copy_() on an invalid python storage.")
 
     def patch_hook_weight_to_device(self, hooks, combined_patches, key, original_weights, memory_counter):
         weight, set_func, convert_func = get_key_weight(self.model, key)
@@ -201,8 +216,9 @@ class ModelPatcher:
         set_func(dense, inplace_update=True, seed=1)
 
     def unpatch_hooks(self, whitelist_keys_set=None):
-        self.hook_backup.clear()
-        self.current_hooks = None
+        if not whitelist_keys_set:
+            self.hook_backup.clear()
+            self.current_hooks = None
 
     def model_state_dict_for_saving(self, model=None, prefix=""):
         """As it is written: a layer that is not marked as patched is patched on the way."""
