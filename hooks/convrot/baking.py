@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from qpatch import log, toggles
+from qpatch.hooks.adapter_class import is_comfyui_s
 from qpatch.lora.progress import track
 
 from .basis import basis, requantized, stored_values, unwrapped, with_stored_values
@@ -108,6 +109,8 @@ def rotated_term(patch, weight) -> tuple | None:
     strength, adapter, strength_model, offset, function = patch
     weights = getattr(adapter, "weights", None)
     if getattr(adapter, "name", None) != "lora" or strength_model != 1.0 or function is not None or len(weights) != 6:
+        return None
+    if not is_comfyui_s(adapter):
         return None
     up, down, alpha, *others = weights
     if any(other is not None for other in others) or (offset is not None and offset[0] != 0):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from qpatch.hooks.adapter_class import is_comfyui_s
+
 #: Name of a ComfyUI adapter class -> suffixes of its ``weights``, in order.
 _ADAPTERS = {
     "lora": ("lora_up.weight", "lora_down.weight", "alpha", "lora_mid.weight", "dora_scale", "reshape_weight"),
@@ -51,7 +53,7 @@ def _source(stem: str, offset, family) -> str | None:
 
 def _tensors(patch, parameter: str) -> dict[str, torch.Tensor] | None:
     suffixes = _ADAPTERS.get(getattr(patch, "name", None))
-    if suffixes is not None and parameter == "weight":
+    if suffixes is not None and parameter == "weight" and is_comfyui_s(patch):
         values = zip(suffixes, patch.weights)
         return {suffix: torch.as_tensor(value) for suffix, value in values if value is not None}
     if not isinstance(patch, tuple) or len(patch) not in (1, 2):

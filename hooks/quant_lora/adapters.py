@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from qpatch.hooks.adapter_class import is_comfyui_s
 from qpatch.lora.adapters import build
 from qpatch.lora.keys import Role, Target
 from qpatch.lora.terms import Delta
@@ -28,7 +29,14 @@ def _named(adapter) -> dict | None:
     values = getattr(adapter, "weights", None)
     if roles is None or not isinstance(values, (tuple, list)) or len(values) > len(roles):
         return None
+    if not is_comfyui_s(adapter):
+        return None
     return {role: value for role, value in zip(roles, values) if value is not None}
+
+
+def foreign(adapter) -> bool:
+    """Whether ``adapter`` is of a class of another pack, whose code alone knows what it does."""
+    return getattr(adapter, "name", None) in _ROLES and not is_comfyui_s(adapter)
 
 
 def additive(adapter) -> bool:

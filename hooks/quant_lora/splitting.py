@@ -59,10 +59,16 @@ def split(patches: list[tuple], shape: tuple[int, int]) -> Split:
     found = Split([patch for patch in patches if not _idle(patch)])
     first = _first_independent(found.effective)
     for patch in found.effective[:first]:
-        found.bake(patch, "it depends on the weight, or a later patch does")
+        found.bake(patch, _dependence(patch[1]))
     for patch in found.effective[first:]:
         _place(found, patch, shape)
     return found
+
+
+def _dependence(change) -> str:
+    if adapters.foreign(change):
+        return f"a {type(change).__name__} of another node pack is no LoRA of ComfyUI's own"
+    return "it depends on the weight, or a later patch does"
 
 
 def _idle(patch: tuple) -> bool:
