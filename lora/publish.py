@@ -43,7 +43,8 @@ def publish(out: str | os.PathLike, write: Callable[[Path], None], *, inputs: It
     """
     path = check(out, inputs, force)
     with workshop(path.parent) as folder:
-        temporary = folder / path.name
+        # No .safetensors in it: ComfyUI lists those in hidden folders too.
+        temporary = folder / "unfinished"
         write(temporary)
         _settle(temporary, path)
         _move(temporary, path, out, force)

@@ -27,6 +27,16 @@ def test_a_file_appears_with_its_content(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"] and (tmp_path / "out").read_text() == "new"
 
 
+def test_nobody_who_looks_for_files_by_their_ending_finds_one_in_the_making(tmp_path):
+    def write(path):
+        path.write_text("half of it")
+        seen.extend(path for path in tmp_path.rglob("*") if path.is_file())
+
+    seen = []
+    publish(tmp_path / "style.safetensors", write)
+    assert len(seen) == 1 and not any("safetensors" in part for part in seen[0].relative_to(tmp_path).parts)
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("force", [False, True])
 def test_a_failure_leaves_nothing_and_the_old_file_as_it_was(tmp_path, force, error):
@@ -163,7 +173,7 @@ def test_what_a_killed_process_left_behind_is_removed_by_the_next_write_to_that_
     half_done.kill()
     half_done.wait()
     (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".qpatch-") and names(left) == ["slow"]
+    assert left.name.startswith(".qpatch-") and names(left) == ["unfinished"]
     publish(tmp_path / "out", writing("new"))
     assert names(tmp_path) == ["out"]
 
