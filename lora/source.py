@@ -12,7 +12,8 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 
@@ -64,18 +65,39 @@ class FileSource:
 
     def tensor(self, key: str) -> torch.Tensor:
         """The tensor under ``key``, in memory of its own; within :func:`mapping.allowed` maybe a view of a mapping."""
-        entry = self.entries[key]
-        return self._tensor(key, entry.begin, entry.end, entry.shape)
+        entry, dtype = self.entries[key], self.dtype(key)
+        data = self._mapped(entry.begin, entry.end, key)
+        if data is None or data.storage_offset() % dtype.itemsize:
+            size = entry.end - entry.begin
+            data = torch.empty(size, dtype=torch.uint8)
+            # Not by way of numpy, which torch can do without.
+            self._fill((ctypes.c_char * size).from_address(data.data_ptr()), entry.begin, key)
+        return data.view(dtype).view(entry.shape)
 
-    def rows(self, key: str, start: int, stop: int, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows [start, stop) of the tensor under ``key``, as :meth:`tensor`, or in ``memory``, uint8 of that size; of a
-        scalar: itself."""
+    def read(self, keys: Sequence[str], memory: memoryview) -> None:
+        """Read the tensors under ``keys`` one behind the other into ``memory``, bytes, of which there are as many.
+
+        Those that follow each other in the file, too, are read at once.
+        """
+        done, begin = 0, self.entries[keys[0]].begin
+        for key, following in zip(keys, (*keys[1:], None)):
+            end = self.entries[key].end
+            if following is None or self.entries[following].begin != end:
+                self._fill(memory[done:done + end - begin], begin, key)
+                done, begin = done + end - begin, self.entries[following or key].begin
+
+    def read_rows(self, key: str, start: int, stop: int, memory: memoryview) -> None:
+        """Read rows [start, stop) of the tensor under ``key`` into ``memory``, bytes, of which there are as many."""
         entry = self.entries[key]
-        if not entry.shape:
-            return self.tensor(key)
-        width = (entry.end - entry.begin) // entry.shape[0] if entry.shape[0] else 0
-        shape = (stop - start, *entry.shape[1:])
-        return self._tensor(key, entry.begin + start * width, entry.begin + stop * width, shape, memory)
+        self._fill(memory, entry.begin + start * (entry.end - entry.begin) // entry.shape[0], key)
+
+    def dtype(self, key: str) -> torch.dtype:
+        """The dtype of the tensor under ``key``; raises :class:`FileError` where this torch has none such."""
+        dtype = _dtype(self.entries[key].dtype)
+        if dtype is None:
+            raise FileError(f"cannot be read: this version of torch has no {self.entries[key].dtype}", file=self.name,
+                            key=key)
+        return dtype
 
     def number(self, key: str) -> float:
         """The only element of the tensor under ``key``; needs no torch."""
@@ -88,17 +110,12 @@ class FileSource:
             return struct.unpack("<f", bytes(2) + raw)[0]
         return float(struct.unpack(_STRUCT[entry.dtype], raw)[0])
 
-    def _tensor(self, key, begin: int, end: int, shape, memory: torch.Tensor | None = None) -> torch.Tensor:
-        dtype = _dtype(self.entries[key].dtype)
-        if dtype is None:
-            raise FileError(f"cannot be read: this version of torch has no {self.entries[key].dtype}", file=self.name,
-                            key=key)
-        data = self._mapped(begin, end, key)
-        if data is None or data.storage_offset() % dtype.itemsize:
-            data = torch.empty(end - begin, dtype=torch.uint8) if memory is None else memory
-            # Not by way of numpy, which torch can do without.
-            self._fill((ctypes.c_char * (end - begin)).from_address(data.data_ptr()), begin, key)
-        return data.view(dtype).view(shape)
+    def prefetch(self, begin: int, end: int) -> None:
+        """Bytes [begin, end) of the data are wanted soon: let the system fetch them meanwhile, where it can."""
+        if hasattr(os, "posix_fadvise"):
+            # A file system that takes no advice is as good as one that does not follow it.
+            with suppress(OSError, ValueError):
+                os.posix_fadvise(self._stream.fileno(), self._start + begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def _mapped(self, begin: int, end: int, key: str) -> torch.Tensor | None:
         data = mapping.data_of(self._stream)
@@ -111,10 +128,8 @@ class FileSource:
         """Read into ``memory`` what begins at ``position`` of the data."""
         view, done = memoryview(memory), 0
         try:
-            with self._lock:
-                self._stream.seek(self._start + position)
-                while done < len(view) and (read := self._stream.readinto(view[done:])):
-                    done += read
+            while done < len(view) and (read := self._read_at(self._start + position + done, view[done:])):
+                done += read
         except (OSError, ValueError) as error:
             # ValueError: it was closed.
             problem = getattr(error, "strerror", None) or error
@@ -122,6 +137,14 @@ class FileSource:
         self._check_unchanged(key)
         if done < len(view):
             raise FileError("the file ends before its time", file=self.name, key=key)
+
+    def _read_at(self, position: int, view: memoryview) -> int:
+        """Read some bytes at ``position`` of the file; how many."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._stream.fileno(), [view], position)
+        with self._lock:
+            self._stream.seek(position)
+            return self._stream.readinto(view)
 
     def _check_unchanged(self, key: str) -> None:
         now = self._present_stamp()

@@ -3,7 +3,7 @@
     python tests/benchmarks/run.py table [--rounds 15] [--write README.md]
 
 Each row is a median of rounds; in each round ours, the floor and the peer take turns. Ratios are medians of the
-ratios within the rounds, with quartiles. CPU time of one thread; wall time for the start of Python and for inspect.
+ratios within the rounds, with quartiles. CPU time of one thread; wall time for the start of Python.
 The floor is the least that the task can cost: a finder that returns None, a .pth file that does nothing, the copy of
 as many bytes as are read and written (lora_compose.py says which), reading a file. The other benchmarks of this
 folder say more about each.
@@ -160,8 +160,7 @@ def inspection(folder: Path, rounds: int):
             for key in file.keys():
                 file.get_tensor(key).float().norm()
 
-    # Wall time: the reading is done by a thread of its own.
-    times = rounds_of(rounds, time.perf_counter, ours=lambda: measure(survey(path)), floor=read, peer=peer)
+    times = rounds_of(rounds, ours=lambda: measure(survey(path)), floor=read, peer=peer)
     yield Row("inspect, with the norm of each layer", times["ours"], times["floor"], "reading the file", times["peer"],
               "safetensors, norm of each tensor")
 

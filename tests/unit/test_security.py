@@ -28,7 +28,7 @@ ALLOWED = {
     "source.py": {"threading", "ctypes"},  # a lock; memory of a tensor to read into
     "mapping.py": {"signal"},  # the number of a signal, for the system
     "inspection/gram.py": {"threading"},  # memory of each thread
-    "inspection/measuring.py": {"concurrent.futures.ThreadPoolExecutor"},  # of qpatch lora inspect
+    "inspection/workers.py": {"concurrent.futures.ThreadPoolExecutor"},  # of qpatch lora inspect
     "cli/lora.py": {"signal"},  # what ends the command lets it clean up
 }
 

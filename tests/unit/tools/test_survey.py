@@ -1,6 +1,8 @@
 """What a file is said to be: layers, kinds, scales, norms, who made it. Norms against dense float64 references."""
 
 import json
+import math
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qpatch.lora import FileError, UnknownFamily
-from qpatch.lora.inspection import measure, survey
+from qpatch.lora.inspection import gram, measure, measuring, survey
 from qpatch.lora.inspection.metadata import about
 from qpatch.lora.inspection.trainer import maker
 from qpatch.lora.source import FileSource
@@ -141,6 +143,76 @@ def test_large_finite_factors_are_measured_in_float64(written):
     assert not found.problems and found.layers[0].norm == pytest.approx(1e25 * (out * inp) ** 0.5, rel=1e-6)
 
 
+def test_small_factors_are_measured_in_float64_where_their_squares_vanish(written):
+    _, path = written(rank=1)
+    tensors = {key: torch.full_like(tensor, 1e-25 if "lora_B" in key else 1.0)
+               for key, tensor in load_file(path).items()}
+    save_file(tensors, path)
+    layer = measure(survey(path)).layers[0]
+    assert layer.norm == pytest.approx(1e-25 * math.prod(layer.shape) ** 0.5, rel=1e-6)
+
+
+def pair_of_layers(path, dtype, values, rank=96, size=160):
+    """Two layers, one fused of three parts, whose factors do not lie side by side in the file; their dense norms."""
+    generator, tensors, norms = torch.Generator().manual_seed(0), {}, []
+    for name, out in (("to_out.0", size), ("qkv", 3 * size)):
+        down, up = (values(torch.randn(shape, generator=generator)).to(dtype) for shape in ((rank, size), (out, rank)))
+        stem = f"diffusion_model.layers.0.attention.{name}"
+        tensors |= {f"{stem}.lora_B.weight": up, f"{stem}.lora_A.weight": down}
+        dense = up.double() @ down.double()
+        norms.append([block.norm().item() for block in dense.split(size)])
+    tensors["diffusion_model.layers.0.attention.to_out.0.alpha"] = torch.tensor(float(rank), dtype=torch.float64)
+    save_file(tensors, path)
+    return norms
+
+
+def by_target(found):
+    return [facts.spot_norms for facts in sorted(found.layers, key=lambda facts: len(facts.spots))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2])
+@pytest.mark.parametrize("limit", [gram.PAIR, 0], ids=["whole", "in pieces"])
+def test_norms_of_higher_ranks_are_right_whole_and_in_pieces_for_each_dtype(dtype, limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "PAIR", limit)
+    monkeypatch.setattr(measuring, "BLOCK", 5000)
+    monkeypatch.setattr(gram, "NUMBERS", 3000)
+    norms = pair_of_layers(tmp_path / "x.safetensors", dtype, lambda values: values)
+    found = by_target(measure(survey(tmp_path / "x.safetensors")))
+    assert [pytest.approx(wanted, rel=1e-6) for wanted in norms] == found
+
+
+def test_float32_factors_are_never_rounded_to_bfloat16(tmp_path):
+    """Each number lies between two of bfloat16; rounded, all would err to the same side."""
+    norms = pair_of_layers(tmp_path / "x.safetensors", torch.float32, lambda values: torch.full_like(values, 1 + 2**-9))
+    found = by_target(measure(survey(tmp_path / "x.safetensors")))
+    assert [pytest.approx(wanted, rel=1e-5) for wanted in norms] == found
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has no such setting")
+def test_the_precision_of_torch_is_what_it_was_after_norms_and_after_an_interruption(tmp_path):
+    path, settings = tmp_path / "x.safetensors", torch.backends.mkldnn.matmul
+    pair_of_layers(path, torch.bfloat16, lambda values: values)
+    before, seen = settings.fp32_precision, []
+
+    def interrupt(*_):
+        seen.append(settings.fp32_precision)
+        raise KeyboardInterrupt
+
+    measure(survey(path))
+    assert settings.fp32_precision == before
+    with pytest.raises(KeyboardInterrupt):
+        measure(survey(path), lambda done, total: interrupt() if done else None)
+    assert seen == ["bf16"] and settings.fp32_precision == before
+
+
+def test_where_the_system_cannot_read_at_a_place_norms_are_the_same(tmp_path, monkeypatch):
+    norms = pair_of_layers(tmp_path / "x.safetensors", torch.bfloat16, lambda values: values)
+    for name in ("preadv", "posix_fadvise"):
+        monkeypatch.delattr(os, name, raising=False)
+    found = by_target(measure(survey(tmp_path / "x.safetensors")))
+    assert [pytest.approx(wanted, rel=1e-6) for wanted in norms] == found
+
+
 def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(written):
     _, path = written()
     found = survey(path)
@@ -160,7 +232,9 @@ def test_numbers_and_tensors_are_read_as_safetensors_reads_them(dtype, tmp_path)
         for key, tensor in tensors.items():
             read = reader.tensor(key)
             assert read.dtype == dtype and read.shape == tensor.shape and read.float().equal(tensor.float())
-        assert reader.rows("many", 1, 3).float().equal(tensors["many"][1:3].float())
+        memory = bytearray(2 * many[0].numel() * tensors["many"].element_size())
+        reader.read_rows("many", 1, 3, memoryview(memory))
+        assert torch.frombuffer(memory, dtype=dtype).float().equal(tensors["many"][1:3].flatten().float())
 
 
 def test_a_fused_layer_covers_the_cells_of_its_parts(written):
