@@ -16,6 +16,7 @@ from . import __version__
 TARGETS = {
     "base": ("comfy_kitchen.tensor.base",),
     "common": ("*.model_patcher.common",),
+    "controlnet": ("comfy.controlnet",),
     "flux": ("*.wrappers.flux",),
     "linear": ("nunchaku.models.linear", "nunchaku.models.text_encoders.linear"),
     "lora": ("comfy.lora",),

@@ -13,6 +13,11 @@ REPAIRS = {
         targets={"comfy.supported_models_base": ("BASE",)},
         seen=(("ComfyUI", "0.15.0", "0.33.0"),),
     ),
+    "control-lora": dict(
+        mends="a Control-LoRA on a model with quantized weights, which borrows their integers",
+        targets={"comfy.controlnet": ("ControlLora",)},
+        seen=(("ComfyUI", "0.15.0", "0.33.0"),),
+    ),
     "disabled-list": dict(
         mends="mixed_precision_ops where its argument disabled has to be a set",
         targets={"comfy.ops": ()},

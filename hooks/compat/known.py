@@ -86,6 +86,8 @@ BREAKS: tuple[Known, ...] = (
           {COMFYUI: ("0.15.0", None)}, _compat("quant-keys")),
     Known("copying a quantized model: 'Attempted to call copy_() on an invalid python storage'",
           {KITCHEN: ("0.2.10", None)}, _compat("quant-copy")),
+    Known("a Control-LoRA on a model with INT8 or NVFP4 weights: black pictures, or shapes that cannot be multiplied",
+          {COMFYUI: ("0.15.0", None), KITCHEN: ("0.2.10", None)}, _compat("control-lora")),
     Known("NVFP4 ConvRot files give noise, take a LoRA in the wrong basis and lose ConvRot when they are saved",
           {COMFYUI: ("0.15.0", None), KITCHEN: ("0.2.10", None)}, ("convrot",)),
     Known("INT8 ConvRot Conv2d layers give noise", {COMFYUI: ("0.24.0", None), KITCHEN: ("0.2.22", None)},

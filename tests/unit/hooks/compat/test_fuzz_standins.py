@@ -19,6 +19,7 @@ import shapes
 #: repair -> its stand-in and the name that it is imported under.
 STANDINS = {
     "config-copy": ("compat/supported_models_base.py", "comfy.supported_models_base"),
+    "control-lora": ("compat/controlnet.py", "comfy.controlnet"),
     "disabled-list": ("compat/mixed_ops.py", "comfy.ops"),
     "flux-wrapper": ("compat/flux_wrapper.py", "pack.wrappers.flux"),
     "lora-key-map": ("compat/lora.py", "comfy.lora"),
