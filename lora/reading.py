@@ -120,7 +120,11 @@ def name_of(source) -> str:
 
 
 def _nothing(file: LoraFile, report: FileReport) -> PlanError:
-    key, reason = report.misses[0] if report.misses else (None, "it holds no layers of the transformer")
+    if report.misses:
+        key, reason = report.misses[0]
+    else:
+        # The key of what it holds instead, such as a text encoder's.
+        key, reason = next((key for key, _ in file.skipped), None), "it holds no layers of the transformer"
     return PlanError(f"no layer of the file fits this model: {reason}", file=file.name, key=key)
 
 

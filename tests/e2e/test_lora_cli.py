@@ -71,7 +71,9 @@ def test_a_bar_is_shown_on_a_terminal_and_only_there(installed_with_torch, folde
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_ends_a_conversion_quietly_and_leaves_nothing(installed_with_torch, folder, number, code):
-    slow = ("import time, sys; from qpatch.lora.conversion import result; from qpatch.cli import main\n"
+    # A test run in the background of a shell hands on that it ignores interrupts.
+    slow = ("import signal, time, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "from qpatch.lora.conversion import result; from qpatch.cli import main\n"
             "save = result.save_file\n"
             "def slowly(*given):\n    save(*given)\n    print('half', flush=True)\n    time.sleep(60)\n"
             "result.save_file = slowly\nsys.exit(main(sys.argv[1:]))")

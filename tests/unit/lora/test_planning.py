@@ -212,6 +212,12 @@ class TestReports:
         file = lora.compose(model, [(tensors, 1.0)]).files[0]
         assert (file.applied, file.total, file.misses, file.share) == (1, 1, [], 1.0)
 
+    def test_a_file_of_a_text_encoder_alone_is_refused_with_one_of_its_keys(self, model):
+        tensors = pair("q_proj", lead="text_encoders.qwen25_7b.transformer.")
+        with pytest.raises(lora.PlanError, match="it holds no layers of the transformer") as refused:
+            lora.compose(model, [(tensors, 1.0)])
+        assert refused.value.key in tensors
+
     def test_a_bias_that_has_no_place_is_missed_and_the_weight_applied(self):
         root = trees.z_image()
         name = "layers.0.attention.out"
