@@ -6,8 +6,9 @@ A Qwen-Image LoRA of all 840 layers is written to a temporary folder; its rank m
 process of its own, as the command is. The floor is reading the file's bytes in pieces of 1 MB, in the same process,
 once before and once after the measurement. "cold" takes the file out of the page cache first, where the system lets
 us. The norms take multiplications that grow with the square of the rank; the floor takes none, so the ratio of a file
-that is in the cache is that of arithmetic to copying. Memory is ru_maxrss of the whole process: Python and torch are
-in it, and so would be mapped pages.
+that is in the cache is that of arithmetic to copying. "bare" is what torch cannot do them without: to read,
+convert and multiply the factors, in the same threads and products, and nothing else; the file is in the cache then.
+Memory is ru_maxrss of the whole process: Python and torch are in it, and so would be mapped pages.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 CHILD = """
-import json, os, resource, sys, time
+import json, os, resource, sys, threading, time
 from qpatch.cli.on_demand import import_on_demand
 import_on_demand("torch")
 from qpatch.lora.inspection import measure, survey
@@ -37,6 +38,30 @@ def floor(path):
         while file.readinto(piece):
             pass
     return time.perf_counter() - began, time.process_time() - cpu
+
+def bare(path, found, dtype):
+    from qpatch.lora.inspection import measuring
+
+    memory, descriptor, start = threading.local(), os.open(path, os.O_RDONLY), found.reader._start
+    (group, products), = [(group, products) for group, products in measuring._groups(found) if group]
+    layers = [(start + layer.begin, layer.adapter.rank, *layer.adapter.shape) for layer in group]
+    most = max(rank * (out + inp) for _, rank, out, inp in layers)
+
+    def multiply(layer):
+        if not hasattr(memory, "raw"):
+            memory.raw, memory.numbers = bytearray(most * dtype.itemsize), torch.empty(most)
+        begin, rank, out, inp = layer
+        count = rank * (out + inp)
+        os.preadv(descriptor, [memoryview(memory.raw)[:count * dtype.itemsize]], begin)
+        numbers = torch.frombuffer(memory.raw, dtype=dtype, count=count)
+        numbers = numbers if dtype == torch.float32 else memory.numbers[:count].copy_(numbers)
+        down, up = numbers[:rank * inp].view(rank, inp), numbers[rank * inp:].view(out, rank)
+        down @ down.T, up.T @ up
+
+    began = time.perf_counter()
+    with measuring.workers() as spread, products():
+        list(spread(lambda run: [multiply(layer) for layer in run], [layers[i:i + 8] for i in range(0, 840, 8)]))
+    return time.perf_counter() - began
 
 def rss():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "darwin" else 1024)
@@ -56,7 +81,9 @@ measure(found)
 took, cpu = time.perf_counter() - began, time.process_time() - cpu
 evict(path, cold)
 second = floor(path)
-print(json.dumps(dict(listing=listing, listed=listed, with_torch=with_torch, took=took, cpu=cpu, peak=rss(),
+peak = rss()
+print(json.dumps(dict(listing=listing, listed=listed, with_torch=with_torch, took=took, cpu=cpu, peak=peak,
+                      bare=bare(path, found, getattr(torch, sys.argv[3])),
                       floor=(first[0] + second[0]) / 2, floor_cpu=(first[1] + second[1]) / 2)))
 """
 
@@ -100,11 +127,11 @@ def main() -> None:
         print(f"{os.path.getsize(path) / 1e9:.2f} GB, {options.dtype}, rank {rank}, {60 * len(LAYERS)} layers,"
               f" {options.rounds} rounds")
         for kind in ("cold", "cached"):
-            print(f"{kind:6}: {measured(path, kind, options.rounds)}", flush=True)
+            print(f"{kind:6}: {measured(path, kind, options.rounds, options.dtype)}", flush=True)
 
 
-def measured(path: Path, kind: str, count: int) -> str:
-    command = [sys.executable, "-c", CHILD, path, kind]
+def measured(path: Path, kind: str, count: int, dtype: str) -> str:
+    command = [sys.executable, "-c", CHILD, path, kind, dtype]
     runs = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(count))
     rounds = [json.loads(run.stdout) for run in runs]
     middle = {name: statistics.median(values[name] for values in rounds) for name in rounds[0]}
@@ -112,7 +139,7 @@ def measured(path: Path, kind: str, count: int) -> str:
     peak = max(values["peak"] for values in rounds)
     return (f"listing {middle['listing']:.2f} s, {middle['listed']:.0f} MB | norms {middle['took']:.2f} s, reading"
             f" alone {middle['floor']:.2f} s, ratio {statistics.median(ratios):.2f}"
-            f" ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            f" ({ratios[0]:.2f} to {ratios[-1]:.2f}), bare (cached) {middle['bare']:.2f} s"
             f" | CPU {middle['cpu']:.2f} and {middle['floor_cpu']:.2f} s"
             f" | peak {peak:.0f} MB, of which torch {middle['with_torch']:.0f} MB")
 
