@@ -4,8 +4,10 @@ Both call ``qpatch.activate`` at interpreter start; Pythons from 3.15 on prefer 
 A file of that name with anything else in it is somebody else's and is never touched; an empty one is filled.
 """
 
+import ast
 import locale
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -14,6 +16,10 @@ from pathlib import Path
 IMPORT_LINE = "import qpatch; qpatch.activate()"
 ENTRY_LINE = "qpatch:activate"
 NAMES = ("qpatch.pth", "qpatch.start")
+#: A folder on ``sys.path`` in ASCII alone; twice does no harm, as a venv reads its .pth files twice.
+_FOLDER_LINE = "import sys; sys.path += {{{}}} - {{*sys.path}}"
+_QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_FOLDER = re.compile(re.escape(_FOLDER_LINE.format("@")).replace("@", _QUOTED))
 
 
 class StartupError(Exception):
@@ -28,7 +34,20 @@ def text_of(name: str, package_parent: Path | None = None) -> str:
     """
     if name == "qpatch.start":
         return ENTRY_LINE + "\n"
-    return (f"{package_parent}\n" if package_parent else "") + IMPORT_LINE + "\n"
+    return (_path_line(str(package_parent)) + "\n" if package_parent else "") + IMPORT_LINE + "\n"
+
+
+def _path_line(folder: str) -> str:
+    try:
+        folder.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise StartupError(f"the folder name {folder!r} is no text in this locale: install qpatch into a folder with a"
+                           " plain name, or run this in a UTF-8 locale") from error
+    # Before 3.13 site decodes in the locale of each start, and one byte that does not fit ends the interpreter
+    # (LC_ALL=C is enough): there such a folder is written in ASCII.
+    if sys.version_info >= (3, 13) or folder.isascii():
+        return folder
+    return _FOLDER_LINE.format(ascii(folder))
 
 
 def read_by(python: tuple[int, int]) -> tuple[str, ...]:
@@ -48,7 +67,10 @@ def editable(folder: Path) -> bool:
 
 def encoding() -> str:
     """How ``site`` decodes ``.pth`` files in this Python."""
-    return "utf-8" if sys.version_info >= (3, 13) else locale.getpreferredencoding(False)
+    if sys.version_info >= (3, 13):
+        return "utf-8"
+    # From 3.11 on UTF-8 mode does not change what site takes for the locale's encoding.
+    return locale.getencoding() if sys.version_info >= (3, 11) else locale.getpreferredencoding(False)
 
 
 def read(path: Path) -> str | None:
@@ -61,12 +83,13 @@ def ours(text: str) -> bool:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or lines[-1] not in (IMPORT_LINE, ENTRY_LINE):
         return False
-    return all(os.path.isabs(line) for line in lines[:-1])
+    return all(os.path.isabs(line) or _FOLDER.fullmatch(line) for line in lines[:-1])
 
 
 def path_lines(text: str) -> list[Path]:
     """The folders that a ``.pth`` text puts on ``sys.path``."""
     lines = [line.strip() for line in text.splitlines()]
+    lines = [ast.literal_eval(found[1]) if (found := _FOLDER.fullmatch(line)) else line for line in lines]
     return [Path(line) for line in lines if line and not line.startswith(("#", "import ", "import\t"))]
 
 
@@ -121,17 +144,12 @@ def _refuse_foreign(paths) -> None:
 
 def _replace(path: Path, text: str) -> None:
     """Write by way of a temporary file, so that a start in the middle never reads half of it."""
-    try:
-        data = text.encode(encoding())
-    except UnicodeEncodeError as error:
-        raise StartupError(f"the folder name in {text!r} cannot be written in {error.encoding}, which is how this"
-                           " Python reads .pth files: install qpatch into a folder with a plain name") from error
     temporary = None
     try:
         # The prefix is not qpatch: a .pth file must never exist half written under any name.
         handle, temporary = tempfile.mkstemp(prefix=".qpatch-", suffix=".tmp", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.write(text.encode("utf-8"))
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:

@@ -40,6 +40,8 @@ def _version(package: Path) -> str:
 
 def origin(context) -> Verdict:
     """Whether the imported package is the installed one, and whole."""
+    if not context.package.is_dir():
+        return note(f"qpatch runs from inside an archive, {context.package}: no files to compare with pip's record")
     installed = packages.distribution("qpatch", context)
     if installed is None:
         return note(f"qpatch {_version(context.package)} runs from {context.package}, not installed by pip")

@@ -1,6 +1,7 @@
 """The forms of installation that people have, with real pip in fresh environments."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,18 @@ def test_a_target_install_is_inactive_says_so_and_enable_mends_it(empty, target)
     assert qpatch(empty, "disable", env=aside).stdout.startswith("there was no start-up file")
 
 
+def test_enabling_a_copy_in_a_folder_outside_ascii_leaves_no_start_dead_in_another_locale(empty, target, tmp_path):
+    aside = tmp_path / "gr\u00f6\u00dfer \u96ea"
+    shutil.copytree(target, aside)
+    assert qpatch(empty, "enable", env={"PYTHONPATH": str(aside), "PYTHONUTF8": "1"}).returncode == 0
+    for locale in ({"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
+        done = empty.run(FINDERS, env=locale)
+        assert done.returncode == 0
+    assert finders(empty, env={"PYTHONUTF8": "1"}) == 1
+    assert checks(empty, env={"PYTHONUTF8": "1"})["leftovers"]["verdict"] == "ok"
+    assert qpatch(empty, "disable", env={"PYTHONUTF8": "1"}).returncode == 0
+
+
 def test_disable_and_enable_of_a_pip_install_leave_what_pip_left_and_uninstall_leaves_nothing(empty, wheel):
     (empty.site / "neighbour.txt").write_text("pip removes a site-packages folder that it has emptied\n")
     before = sorted(path.name for path in empty.site.iterdir())
@@ -153,3 +166,10 @@ def test_a_user_install_is_live_but_not_under_minus_s(tmp_path, wheel):
     assert found["user-site"]["verdict"] == "warn" and "-s" in found["user-site"]["found"]
     done = subprocess.run([str(base), "-s", "-m", "qpatch", "status"], **options)
     assert done.returncode == 1 and "No module named qpatch" in done.stderr
+
+
+def test_a_copy_in_an_archive_is_said_to_be_one(empty, target, tmp_path):
+    archive = shutil.make_archive(str(tmp_path / "application"), "zip", target)
+    found = checks(empty, env={"PYTHONPATH": archive})
+    assert found["installation"]["verdict"] == "note" and "archive" in found["installation"]["found"]
+    assert found["activation"]["verdict"] == "problem" and archive in found["activation"]["found"]

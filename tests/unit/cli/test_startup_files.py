@@ -32,6 +32,34 @@ def test_a_package_elsewhere_gets_a_path_line_before_the_unchanged_import_line(t
     assert (tmp_path / "qpatch.start").read_text() == "qpatch:activate\n"
 
 
+@pytest.mark.parametrize("name", ["t\u00e4r get \u96ea", "it's \u96ea", "\u00e4 \"'"])
+@pytest.mark.parametrize("python", [(3, 12), (3, 13)])
+def test_a_folder_outside_ascii_is_read_in_every_locale(tmp_path, monkeypatch, name, python):
+    monkeypatch.setattr(startup.sys, "version_info", python)
+    folder = tmp_path / name
+    startup.write(tmp_path, folder)
+    written = (tmp_path / "qpatch.pth").read_bytes()
+    # From 3.13 on site reads UTF-8 whatever the locale; before, one byte too many ends the interpreter.
+    lines = written.decode("utf-8" if python == (3, 13) else "ascii").splitlines()
+    if python < (3, 13):
+        scope = {"sys": SimpleNamespace(path=["/first"]), "__builtins__": {"__import__": lambda *_: scope["sys"]}}
+        for _ in range(2):
+            exec(lines[0], scope)
+        assert scope["sys"].path == ["/first", str(folder)]
+    else:
+        assert lines[0] == str(folder)
+    text = startup.read(tmp_path / "qpatch.pth")
+    assert startup.ours(text) and startup.path_lines(text) == [folder]
+    assert [what for _, what in startup.write(tmp_path, folder)] == ["unchanged", "unchanged"]
+    assert len(startup.remove(tmp_path)) == 2
+
+
+def test_a_folder_name_that_is_no_text_is_refused(tmp_path):
+    with pytest.raises(startup.StartupError, match="UTF-8 locale"):
+        startup.write(tmp_path, Path("/opt/\udcc3"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_removing_takes_both_files_and_a_second_time_none(tmp_path):
     startup.write(tmp_path, Path("/opt/packages"))
     (tmp_path / "other.pth").write_text("import other\n")
