@@ -44,7 +44,8 @@ def pack_down(down: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
     ``dtype`` is the 16-bit type of the result; ``in`` is a multiple of 16.
     """
     rank, channels = down.shape
-    down = down.to(dtype)
+    if down.dtype != dtype:
+        down = down.to(dtype)
     if rank % SIDE:
         down = torch.cat((down, down.new_zeros(padded(rank) - rank, channels)))
         rank = padded(rank)
@@ -60,7 +61,8 @@ def pack_up(up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     ``out`` is a multiple of 16.
     """
     channels, rank = up.shape
-    up = up.to(dtype)
+    if up.dtype != dtype:
+        up = up.to(dtype)
     if rank % SIDE:
         up = torch.cat((up, up.new_zeros(channels, padded(rank) - rank)), dim=1)
         rank = padded(rank)

@@ -106,8 +106,8 @@ class BranchDraft(Draft):
         if rank:
             down = torch.zeros(rank, site.inp, dtype=site.like.dtype, device=site.like.device)
             up = torch.zeros(site.out, rank, dtype=site.like.dtype, device=site.like.device)
-            live = Blocks(UP, site.path, list(self._blocks(down)), _itself)
-            live.write(up, self.strengths)
+            live = Blocks(UP, site.path, _itself)
+            live.fill(up, self._blocks(down), self.strengths)
             change.values.update({DOWN: down, UP: up})
             change.hook = LowRankBranch()
             change.live.append(live)

@@ -8,7 +8,7 @@ gives the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -104,18 +104,18 @@ class Blocks:
 
     name: str
     path: str
-    blocks: list[Block]
     view: Callable[[torch.Tensor], torch.Tensor]
+    blocks: list[Block] = field(default_factory=list)
     address: int = 0
     tensor_of: Callable[[nn.Module, str], torch.Tensor] = field(default=current)
 
-    def write(self, tensor: torch.Tensor, strengths: Sequence[float]) -> None:
-        """Fill in all blocks; for a factor that is being made."""
-        for block in self.blocks:
-            block.check(strengths, tensor.dtype, self.path)
+    def fill(self, tensor: torch.Tensor, blocks: Iterable[Block], strengths: Sequence[float]) -> None:
+        """Write ``blocks`` into a factor that is being made, each as soon as it is made: it is in the cache then."""
         view = self.view(tensor)
-        for block in self.blocks:
+        for block in blocks:
+            block.check(strengths, tensor.dtype, self.path)
             block.write(view, block.factor(strengths, tensor.device))
+            self.blocks.append(block)
         self.address = tensor.data_ptr()
 
     def prepare(self, owner, before, strengths, changed):

@@ -184,8 +184,8 @@ class KitchenSVDQDraft(Draft):
             down[:, start:stop] = placed.term.down.to(down.device, down.dtype).t()
             blocks.append(_block(site, placed, up, slice(start, stop)))
             start = stop
-        live = Blocks("weight", site.path, blocks, view, tensor_of=_up_of)
-        live.write(up, self.strengths)
+        live = Blocks("weight", site.path, view, tensor_of=_up_of)
+        live.fill(up, blocks, self.strengths)
         return down, up, live
 
 

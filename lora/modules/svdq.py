@@ -6,7 +6,7 @@ Forward hooks do not fire on layers that run through fused kernels; these two fa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -89,21 +89,25 @@ class SVDQDraft(Draft):
         site, base_down, base_up = self.site, self.base_down.detach(), self.base_up.detach()
         dtype, device, first = base_down.dtype, base_down.device, base_down.shape[1] // SIDE
         end = first + rank // SIDE
-        columns, blocks, at = [base_down.view(site.inp // SIDE, -1)], [], first
+        columns = [base_down.view(site.inp // SIDE, -1)]
         for group in self.groups:
-            down, block = _pack(site, group, at, dtype)
-            columns += down if down[0].device == device else [column.to(device) for column in down]
-            blocks.append(block)
-            at += len(down)
-        if at < end:
-            columns.append(base_down.new_zeros(site.inp // SIDE, (end - at) * packing.SIZE))
+            columns += [column.to(device) for column in _pack_down(site, group, dtype)]
+        if self.rank < rank:
+            columns.append(base_down.new_zeros(site.inp // SIDE, (rank - self.rank) * packing.SIDE))
+        new_down = torch.cat(columns, dim=1).view(site.inp, end * SIDE)
         new_up = torch.empty(site.out, end * SIDE, dtype=dtype, device=device)
         view = fragments(new_up)
         view[:, :first].copy_(fragments(base_up))
-        _clear_rest(view, blocks, at)
-        live = Blocks(site.prefix + "proj_up", site.path, blocks, fragments)
-        live.write(new_up, self.strengths)
-        return torch.cat(columns, dim=1).view(site.inp, end * SIDE), new_up, live
+        live = Blocks(site.prefix + "proj_up", site.path, fragments)
+        live.fill(new_up, self._blocks(first, dtype), self.strengths)
+        _clear_rest(view, live.blocks, first + self.rank // SIDE)
+        return new_down, new_up, live
+
+    def _blocks(self, at: int, dtype) -> Iterator[Block]:
+        """The groups' blocks of up, from rank fragment ``at`` on."""
+        for group in self.groups:
+            yield (block := _pack_up(self.site, group, at, dtype))
+            at = block.region[1].stop
 
 
 def _whole(placed: Placed) -> bool:
@@ -123,23 +127,32 @@ def _padded(groups: list[list[Placed]]) -> int:
     return sum(padded(sum(one.term.rank for one in group)) for group in groups)
 
 
-def _pack(site: SVDQSite, group: list[Placed], at: int, dtype) -> tuple[list[torch.Tensor], Block]:
-    """The packed columns of the group's down factors, and its block of up at rank fragment ``at``."""
+def _alone(group: list[Placed]) -> bool:
+    return len(group) == 1 and _whole(group[0])
+
+
+def _pack_down(site: SVDQSite, group: list[Placed], dtype) -> list[torch.Tensor]:
+    """The packed columns of the group's down factors."""
     for one in group:
         fits(one.term.down, dtype, "lora_down", site.path, one.part.file, one.part.key)
+    if _alone(group):
+        return packing.pack_down(group[0].term.down, dtype)
+    return packing.pack_down(torch.cat([one.term.down.to(dtype) for one in group]), dtype)
+
+
+def _pack_up(site: SVDQSite, group: list[Placed], at: int, dtype) -> Block:
+    """The group's block of up at rank fragment ``at``."""
     scaled = [normalized(one.term.up, dtype) for one in group]
     scales = tuple(Scale(one.term.rank, one.term.scale * power, one.lora) for one, (_, power) in zip(group, scaled))
-    if len(group) == 1 and _whole(group[0]):
-        (one,), ((up, _),), ranks = group, scaled, None
-        down, rows = one.term.down, slice(one.rows.start // SIDE, one.rows.stop // SIDE)
+    rows, ranks = slice(0, site.out // SIDE), None
+    if _alone(group):
+        (one,), ((up, _),) = group, scaled
+        rows = slice(one.rows.start // SIDE, one.rows.stop // SIDE)
     else:
-        down = torch.cat([one.term.down.to(dtype) for one in group])
-        up, rows = _side_by_side(site, group, scaled, dtype), slice(0, site.out // SIDE)
-        ranks = packing.ranks_of_up(padded(down.shape[0]))
-    columns = packing.pack_down(down, dtype)
-    region, source = (rows, slice(at, at + len(columns))), str(group[0].part.target)
-    block = Block(packing.pack_up(up, dtype), region, scales, source, ranks)
-    return columns, block
+        up = _side_by_side(site, group, scaled, dtype)
+        ranks = packing.ranks_of_up(padded(up.shape[1]))
+    values = packing.pack_up(up, dtype)
+    return Block(values, (rows, slice(at, at + values.shape[1])), scales, str(group[0].part.target), ranks)
 
 
 def _side_by_side(site: SVDQSite, group: list[Placed], scaled, dtype) -> torch.Tensor:
