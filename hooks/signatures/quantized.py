@@ -9,6 +9,12 @@ QUANTIZED = (
         " wide.",
         hooks=("convrot",),
     ),
+    # Before the next one, which knows the same message without a traceback.
+    Signature(
+        "control-lora-quantized", r"mat1 and mat2 shapes cannot be multiplied",
+        "A Control-LoRA borrowed the weights of a quantized model, and got their stored integers.",
+        frames=r"controlnet\.py\"?, line \d+, in forward", hooks=("comfy-compat-control-lora",),
+    ),
     Signature(
         "nvfp4-without-configuration", r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x(\d+)\)",
         "A layer expects {1} inputs and gets {0}, twice as many: an NVFP4 file (two numbers a byte) was loaded as"

@@ -65,6 +65,9 @@ LOGS = {
     "convrot-recognised": traceback("AttributeError: 'NoneType' object has no attribute 'quant_config'", EXECUTE),
     "nvfp4-without-configuration": traceback(
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4096x3840 and 1920x3840)", EXECUTE),
+    "control-lora-quantized": traceback(
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4096x640 and 320x640)", EXECUTE,
+        ("/opt/ComfyUI/comfy/controlnet.py", "get_control"), ("/opt/ComfyUI/comfy/controlnet.py", "forward")),
     "hswq-purge": "[HSWQ ZI NVFP4 LoRA] nvfp4_baked=0 other_qt_baked=83",
     "integer-parameters": traceback(
         "RuntimeError: Only Tensors of floating point and complex dtype can require gradients",
