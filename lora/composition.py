@@ -69,8 +69,8 @@ def rescale(state: State, strengths: Sequence[float]) -> None:
     for change in composition.changes:
         if change.fixed & changed:
             name = composition.loras[min(change.fixed & changed)].name
-            raise PlanError(f"{name} is worked out for its strength in this layer (it depends on the base weight, or "
-                            "was compressed); compose again for another one", key=change.path)
+            raise PlanError(f"{name} is worked out for its strength in this layer (it or one after it depends on the "
+                            "weight, or it was compressed); compose again for another one", key=change.path)
     try:
         rewrites = [live.prepare(change.owner, before, strengths, changed)
                     for change in composition.changes for live in change.live]

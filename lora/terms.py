@@ -54,8 +54,8 @@ class Delta:
     dense    a part without a small exact rank, or None: a tensor [out, in] (for a norm: its own shape), or a
              :class:`~qpatch.lora.structured.Structured`. lowrank.truncate, .to_dense and .norm take either.
     bias     [out], added to the bias, or None.
-    rebase   for adapters whose change depends on the base weight (DoRA, GLoRA, OFT, IA3): called with
-             that weight, it gives the change; then ``terms`` and ``dense`` are empty.
+    rebase   for adapters whose change depends on the weight (DoRA, GLoRA, OFT, IA3): called with that weight
+             as the files before it have left it, it gives the change; then ``terms`` and ``dense`` are empty.
     rebias   the same for a change that depends on the base bias, or None.
     replace  the new value of the weight itself (``set_weight``), or None; blended as
              ``base + strength * (replace - base)``.

@@ -22,7 +22,7 @@ from .change import MARK, Change, Rewrite, original
 from .placed import gather, line
 from .plain import kept
 from .site import Draft, Site
-from .sums import Sum, bias_sum, weight_addends
+from .sums import Sum, bias_sum, weight_sum
 from .svdq import MAX_RANK
 
 
@@ -96,11 +96,10 @@ def requantize(like, weight: torch.Tensor):
 class RequantizedDraft(Draft):
     def __init__(self, site: KitchenSite, parts, strengths: Sequence[float]):
         self.site, self.strengths = site, strengths
-        found = [(part, weight_addends(site, part, strengths)) for part in parts]
-        self.addends = [addend for _, addends in found for addend in addends]
-        self.fixed = frozenset(part.lora for part, addends in found if any(one.lora is None for one in addends))
+        found = weight_sum(site, parts, strengths)
+        self.addends, self.fixed = found.addends, found.fixed
         self.bias = bias_sum(site, parts, strengths)
-        self.lines = [line(site, part, part.rank) for part, addends in found if addends]
+        self.lines = [line(site, part, part.rank) for part, addends in found.parts if addends]
 
     def build(self, rank=None):
         site, change = self.site, Change(self.site.owner, self.site.path, {}, fixed=self.fixed)

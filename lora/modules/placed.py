@@ -11,6 +11,7 @@ from .. import lowrank
 from ..report import Applied
 from ..terms import Term
 from .site import Part, Site
+from .standing import Standing
 
 
 @dataclass(slots=True)
@@ -40,15 +41,14 @@ def gather(site: Site, parts: Sequence[Part], strengths: Sequence[float], max_ra
     """The weight changes of ``parts`` as terms.
 
     Terms of an adapter stay as they are. What is dense is truncated to ``max_rank`` by SVD. What depends on
-    the base weight is computed for this strength, and fixed to it. Raises :class:`UnsupportedAdapter` if the
+    the weight is computed for these strengths, and fixed to them. Raises :class:`UnsupportedAdapter` if the
     base weight cannot be rebuilt.
     """
-    branch, fixed = Branch([], []), set()
+    branch, fixed, standing = Branch([], []), set(), Standing(site, parts, strengths)
     for part in parts:
         terms, error = list(part.delta.terms), 0.0
         if part.delta.rebase is not None:
-            change = part.delta.rebase(site.weight()[part.rows], strengths[part.lora])
-            found, error = lowrank.truncate(change, max_rank)
+            found, error = lowrank.truncate(standing.rebase(part), max_rank)
             branch.placed += [Placed(term, part.rows, None, part) for term in found]
             rank = sum(term.rank for term in found)
             fixed.add(part.lora)
@@ -61,7 +61,7 @@ def gather(site: Site, parts: Sequence[Part], strengths: Sequence[float], max_ra
             rank = sum(term.rank for term in terms)
         if rank:
             branch.lines.append(line(site, part, rank, error))
-    branch.fixed = frozenset(fixed)
+    branch.fixed = frozenset(fixed | standing.fixed)
     return branch
 
 

@@ -15,7 +15,7 @@ from ..errors import PlanError
 from .change import Change, parameter_like
 from .placed import line
 from .site import Draft, Site, not_loaded
-from .sums import Addend, Sum, bias_sum, weight_addends
+from .sums import Sum, bias_sum, weight_sum
 
 #: Formats with so few bits that a small change may be rounded away: what is left of it is measured.
 _COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -53,11 +53,10 @@ class LinearSite(Site):
 class LinearDraft(Draft):
     def __init__(self, site: LinearSite, parts, strengths: Sequence[float]):
         self.site, self.strengths = site, strengths
-        addends = [(part, weight_addends(site, part, strengths)) for part in parts]
-        self.addends: list[Addend] = [addend for _, found in addends for addend in found]
+        found = weight_sum(site, parts, strengths)
+        self.addends, self.fixed = found.addends, found.fixed
         self.bias = bias_sum(site, parts, strengths)
-        self.fixed = frozenset(part.lora for part, found in addends if any(one.lora is None for one in found))
-        self.lines = [line(site, part, part.rank) for part, found in addends if found]
+        self.lines = [line(site, part, part.rank) for part, addends in found.parts if addends]
 
     def build(self, rank=None):
         site, change = self.site, Change(self.site.owner, self.site.path, {}, fixed=self.fixed)

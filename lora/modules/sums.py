@@ -16,6 +16,7 @@ from ..terms import Term
 from .change import Change, Rewrite, current, original, parameter_like
 from .placed import owned
 from .site import Part, Site
+from .standing import Standing
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,30 @@ def _vectors(site: Site, part: Part, strengths):
         yield part.delta.rebias(site.bias()[part.rows], strengths[part.lora]), None
 
 
-def weight_addends(site: Site, part: Part, strengths: Sequence[float]) -> list[Addend]:
-    """What ``part`` adds to the weight, kept as memory of its own."""
+@dataclass
+class WeightSum:
+    """What each of ``parts`` adds to the weight; ``fixed``: the LoRAs that cannot be rescaled."""
+
+    parts: list[tuple[Part, list[Addend]]]
+    fixed: frozenset[int]
+
+    @property
+    def addends(self) -> list[Addend]:
+        return [addend for _, found in self.parts for addend in found]
+
+
+def weight_sum(site: Site, parts: Sequence[Part], strengths: Sequence[float]) -> WeightSum:
+    """What ``parts`` add to the weight, kept as memory of its own."""
+    standing = Standing(site, parts, strengths)
+    found = [(part, _weight_addends(site, part, standing)) for part in parts]
+    fixed = {part.lora for part, addends in found if any(one.lora is None for one in addends)}
+    return WeightSum(found, frozenset(fixed | standing.fixed))
+
+
+def _weight_addends(site: Site, part: Part, standing: Standing) -> list[Addend]:
     delta, rows = part.delta, part.rows
     if delta.rebase is not None:
-        change = delta.rebase(site.weight()[rows], strengths[part.lora])
-        return [Addend(to_dense(change), rows, None)]
+        return [Addend(to_dense(standing.rebase(part)), rows, None)]
     found = [Addend(Term(owned(term.up), owned(term.down), term.scale), rows, part.lora) for term in delta.terms]
     if delta.dense is not None:
         found.append(Addend(owned(to_dense(delta.dense)), rows, part.lora))

@@ -104,6 +104,21 @@ class Cases(Restoring):
         assert pair.error(patcher, files) < TOLERANCE
 
     @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("kind", ["dora", "oft"])
+    def test_a_file_that_looks_at_the_weight_sees_what_those_before_it_made_of_it(self, pairs, family, kind,
+                                                                                  monkeypatch):
+        monkeypatch.setenv("QPATCH_MAX_RANK", "900")
+        pair = pairs(family)
+        first, looking = example(family, seed=1), example(family, "simpletuner lycoris", kind, seed=2)
+        for strength in (0.02, 0.03):
+            files = [(first, strength), (looking, 0.02 if kind == "dora" else 0.3), (first, 0.02)]
+            patcher = pair.quantized
+            for file, given in files:
+                patcher = load(patcher, file, given)
+            # Random magnitudes make the change of a DoRA several times the weight, and its rounding as large.
+            assert pair.error(patcher, files) < 2 * TOLERANCE
+
+    @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("strength", [-0.02, 0.003, 0.03])
     def test_the_strength_scales_the_change(self, pairs, family, strength):
         pair, file = pairs(family), example(family)

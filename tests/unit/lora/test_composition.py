@@ -358,3 +358,19 @@ def test_what_is_not_linear_in_its_strength_is_worked_out_again_by_compose_only(
     assert same(bits(model), before)
     assert lora.compose(model, [(opened, 0.5)]).computed
     assert not same(bits(model), before)
+
+
+def test_a_lora_is_fixed_to_its_strength_by_one_after_it_that_looks_at_the_weight():
+    torch.manual_seed(0)
+    model = trees.qwen(h=128, f=128)
+    dims = {**trees.QWEN_DIMS, "h": 128, "m": 768, "n": 256}
+    looking, plain = (lora.open_lora(producers.make("simpletuner lycoris", "qwen-image", kind, dims=dims).tensors)
+                      for kind in ("dora", "lora"))
+    lora.compose(model, [(plain, 1.0), (looking, 0.5)])
+    before = bits(model)
+    with pytest.raises(lora.PlanError, match="one after it depends on the weight"):
+        lora.set_strengths(model, [0.5, 0.5])
+    assert same(bits(model), before)
+    assert lora.compose(model, [(plain, 0.5), (looking, 0.5)]).computed
+    lora.compose(model, [(looking, 0.5), (plain, 1.0)])
+    lora.set_strengths(model, [0.5, 0.25])
