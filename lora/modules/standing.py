@@ -15,7 +15,7 @@ from .site import Part, Site
 
 
 class Standing:
-    """``parts`` of one module in the order of the stack; ``fixed``: LoRAs that a later one has looked at the effect of."""
+    """``parts`` of one module in the order of the stack; ``fixed``: LoRAs whose effect a later one has looked at."""
 
     def __init__(self, site: Site, parts: Sequence[Part], strengths: Sequence[float]):
         self.site, self.strengths = site, strengths
