@@ -100,7 +100,7 @@ REPAIRS = {
         seen=(("ComfyUI", "0.29.0", "0.33.0"),),
     ),
     "zimage-batch": dict(
-        mends="the positions of image two and later in a batch of Nunchaku Z-Image",
+        mends="positions of Nunchaku Z-Image: in a batch, and after a cancelled run",
         targets={"*.models.zimage": ("fuse_to_svdquant_linear", "patch_model")},
         seen=(("ComfyUI-nunchaku", "1.2.0", "1.2.1"),),
     ),

@@ -3,7 +3,13 @@
 The fused kernel sees all tokens of the batch as one row after another and takes row n of the packed
 rotary table for token n; the table holds the rows of one image. From image two on the positions are
 wrong, or the table is too short for the kernel. The table is repeated for the batch before it is packed.
+
+The hooks that pack the table are put on the layers for each forward. ComfyUI 0.21 and later interrupt with a
+BaseException, from inside any layer, and torch then calls no hook that would take them off: from the next run on
+the table is packed twice, and the packing stops. What an interrupted forward left is taken off before the next.
 """
+
+from types import SimpleNamespace
 
 import torch
 
@@ -47,8 +53,34 @@ def _not_fused(module):
     return None if fused else "positions are not fused into the kernel in this release"
 
 
+class _Left:
+    """What an interrupted forward left on the layers."""
+
+    taken_off = False
+
+    def unhook(self):
+        self.taken_off = True
+
+
+def _leaves_them(original, module):
+    hook, left = module.RopeFuseTransformerHook(True), _Left()
+    hook.attn_hook = left
+    original(hook, SimpleNamespace(layers=(), noise_refiner=(), context_refiner=()), ())
+    return None if left.taken_off else "an interrupted run leaves its hooks on the layers"
+
+
+def _takes_them_off(original, module):
+    def pre_forward(self, model, input_args):
+        left = getattr(self, "attn_hook", None)
+        if left is not None:
+            left.unhook()
+        return original(self, model, input_args)
+    return pre_forward
+
+
 REPAIR = Repair(
     Spot("RopeFuseAttentionHook.pre_forward", _for_one_image, _for_the_batch, absent=_not_fused),
+    Spot("RopeFuseTransformerHook.pre_forward", _leaves_them, _takes_them_off, absent="no hooks come and go"),
     fine="the rotary table covers the whole batch",
 )
 examine, patches = REPAIR.examine, REPAIR.patches

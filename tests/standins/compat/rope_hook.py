@@ -32,6 +32,7 @@ class RopeFuseAttentionHook:
     def __init__(self):
         self.packed_freqs_cis_cache = {}
         self.packings = 0
+        self.handles = []
 
     def pre_forward(self, module, input_args, input_kwargs):
         args = list(input_args)
@@ -46,3 +47,29 @@ class RopeFuseAttentionHook:
             self.packed_freqs_cis_cache[key] = packed
         args[2] = packed
         return tuple(args), input_kwargs
+
+    def hook(self, module):
+        self.handles.append(module.register_forward_pre_hook(self.pre_forward, with_kwargs=True))
+
+    def unhook(self):
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self.packed_freqs_cis_cache.clear()
+
+
+class RopeFuseTransformerHook:
+    def __init__(self, skip_refiners):
+        self.skip_refiners = skip_refiners
+
+    def pre_forward(self, module, input_args):
+        self.attn_hook = RopeFuseAttentionHook()
+        for layer in module.layers:
+            self.attn_hook.hook(layer.attention)
+
+    def post_forward(self, module, input_args, output):
+        self.attn_hook.unhook()
+
+    def hook(self, model):
+        model.register_forward_pre_hook(self.pre_forward)
+        model.register_forward_hook(self.post_forward, always_call=True)

@@ -92,16 +92,56 @@ def test_attention_without_positions_is_left_alone(rope, mend):
 
 def test_a_pack_that_repeats_the_table_itself_is_left_alone(standin, mend):
     mended = standin("compat/rope_hook.py", "pack.models.zimage",
-                     ("table = args[2]\n", "table = args[2].repeat(1, args[0].shape[0], 1, 1, 1, 1)\n"))
+                     ("table = args[2]\n", "table = args[2].repeat(1, args[0].shape[0], 1, 1, 1, 1)\n"),
+                     ("        self.attn_hook = Rope", "        if hasattr(self, 'attn_hook'):\n"
+                      "            self.attn_hook.unhook()\n        self.attn_hook = Rope"))
     assert mend("zimage_batch", mended).verdict == "not-needed"
 
 
 def test_a_release_that_does_not_fuse_positions_is_left_alone(standin, mend):
     older = standin("compat/rope_hook.py", "pack.models.zimage", ("class RopeFuseAttentionHook", "class Other"),
-                    ("def fused_qkv_norm_rotary", "def other"))
+                    ("def fused_qkv_norm_rotary", "def other"), ("class RopeFuseTransformerHook", "class Another"))
     assert mend("zimage_batch", older).verdict == "not-needed"
 
 
 def test_a_class_that_only_has_another_name_is_not_taken_for_such_a_release(standin, mend):
     renamed = standin("compat/rope_hook.py", "pack.models.zimage", ("class RopeFuseAttentionHook", "class Other"))
     assert mend("zimage_batch", renamed).verdict == "incompatible"
+
+
+class Cancelled(BaseException):
+    """As ComfyUI's exception for it: no Exception."""
+
+
+class _Attention(torch.nn.Module):
+    cancelled = False
+
+    def forward(self, x, mask, table):
+        if self.cancelled:
+            raise Cancelled
+        return table
+
+
+class _Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Module()])
+        self.layers[0].attention = _Attention()
+
+    def forward(self, x, table):
+        return self.layers[0].attention(x, None, table)
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_run_after_a_cancelled_one_packs_the_table_once(rope, mend, mended):
+    if mended:
+        mend("zimage_batch", rope)
+    model, x, table = _Model(), torch.zeros(1, 20, 4), _table(20)
+    rope.RopeFuseTransformerHook(True).hook(model)
+    wanted = model(x, table)
+    model.layers[0].attention.cancelled = True
+    with pytest.raises(Cancelled):
+        model(x, table)
+    model.layers[0].attention.cancelled = False
+    assert torch.equal(model(x, table), wanted) is mended
+    assert (not model.layers[0].attention._forward_pre_hooks) is mended
