@@ -34,6 +34,12 @@ LOADING = (
         hooks=("comfy-compat-zimage-batch",),
     ),
     Signature(
+        "zimage-cancelled", r"^AssertionError$",
+        "A run of Nunchaku Z-Image was cancelled in the middle of a step, and the node pack's hooks stayed on the"
+        " layers: every later run packs the table of positions twice.",
+        frames=r"in pack_rotemb\b", hooks=("comfy-compat-zimage-batch",), remedy="to go on now, load the model again",
+    ),
+    Signature(
         "svdq-lowvram", r"'SVDQW4A4Linear' object has no attribute '(?:weight|bias)_function'",
         "ComfyUI unloads a part of a Nunchaku Z-Image model that has a LoRA, and its quantized layers lack what the"
         " low-VRAM path reads.",

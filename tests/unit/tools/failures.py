@@ -28,6 +28,9 @@ LOGS = {
     "zimage-batch": traceback(
         "RuntimeError: Assertion failed: rotary_emb.shape[0] * rotary_emb.shape[1] == M, file gemm_w4a4.cuh",
                               EXECUTE),
+    "zimage-cancelled": traceback(
+        "AssertionError", EXECUTE, (PACK + r"\models\zimage.py", "forward"),
+        ("/v/nunchaku/models/embeddings.py", "pack_rotemb")),
     "svdq-lowvram": traceback("AttributeError: 'SVDQW4A4Linear' object has no attribute 'weight_function'", EXECUTE),
     "flux-wrapper": traceback("AttributeError: 'ComfyFluxWrapper' object has no attribute 'img_in'", EXECUTE),
     "rotary": traceback(
