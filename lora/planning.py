@@ -155,6 +155,8 @@ def plan(model: nn.Module, loras: Sequence[tuple[reading.Source, float]], max_ra
     """Work out how ``loras`` go into ``model``; the model is not touched.
 
     ``loras``      pairs of a source (path of a safetensors file, dict of tensors, :class:`LoraFile`) and a strength.
+                   The order matters only to those that look at the weight (DoRA, OFT): they see what the others before
+                   them have made of it.
     ``max_rank``   rank to which a change without a small exact rank is truncated, per layer.
     ``strict``     refuse the stack if one of its files is refused; otherwise the others are planned, and the report
                    says which one is missing and why. If none is left the first error is raised in either case.

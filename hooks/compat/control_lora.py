@@ -5,8 +5,6 @@ state dict. A quantized weight stands there as its integers, which give a black 
 ones, which do not multiply (NVFP4). It is lent the numbers that they stand for.
 """
 
-import torch
-
 from qpatch.hooks.quant_lora import branch
 from qpatch.lora.modules.kitchen import quantized
 
@@ -26,11 +24,10 @@ def lent(layer):
     tensor = None if weight is None else quantized(weight)
     if tensor is None:
         return None
-    dense, beside = tensor.dequantize(), branch.of(layer)
-    if beside is None or beside.fixed is None:
-        return dense
+    dense = tensor.dequantize()
     # In a model that is not quantized, a LoRA is in the weights that are borrowed.
-    return torch.addmm(dense, beside.fixed.up.to(dense), beside.fixed.down.to(dense))
+    beside = branch.change(layer, dense)
+    return dense if beside is None else dense + beside
 
 
 def _lend(original, module):

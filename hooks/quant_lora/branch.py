@@ -52,6 +52,14 @@ def of(module: nn.Module) -> Branch | None:
     return vars(module).get("qpatch_branch")
 
 
+def change(module: nn.Module, like: torch.Tensor) -> torch.Tensor | None:
+    """What the fixed pair of ``module`` amounts to in its weight, [out, in] as ``like``; None without one."""
+    branch = of(module)
+    if branch is None or branch.fixed is None:
+        return None
+    return branch.fixed.up.to(like) @ branch.fixed.down.to(like)
+
+
 def put(module: nn.Module, *, fixed: Pair | None = None, scheduled: Pair | None = None) -> None:
     """Give ``module`` a pair; the other one, if it has it, stays."""
     branch = of(module)

@@ -24,7 +24,7 @@ def made(layer: nn.Module, key: str, patches: list[tuple], original_weights: dic
     from comfy.utils import string_to_seed
 
     dense = weights.coarse(layer).dequantize().float()
-    beside = _beside(layer, dense)
+    beside = branch.change(layer, dense)
     if beside is not None:
         # A change that looks at the weight is to see it as it acts.
         dense += beside
@@ -32,13 +32,6 @@ def made(layer: nn.Module, key: str, patches: list[tuple], original_weights: dic
     if beside is not None:
         dense -= beside
     return layer.set_weight(dense, seed=string_to_seed(key), return_weight=True)
-
-
-def _beside(layer: nn.Module, dense: torch.Tensor) -> torch.Tensor | None:
-    found = branch.of(layer)
-    if found is None or found.fixed is None:
-        return None
-    return found.fixed.up.to(dense) @ found.fixed.down.to(dense)
 
 
 def put(layer: nn.Module, weight: torch.Tensor) -> None:

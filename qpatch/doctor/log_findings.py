@@ -63,7 +63,7 @@ def read(log: str | Iterable[str], signatures: Sequence) -> Reading:
         finding = _match(line, others, candidates)
         if finding is not None and not log_text.announces(line, others):
             _keep(reading, finding)
-        elif finding is None and line.frames and log_text.is_error(line):
+        elif finding is None and log_text.is_error(line):
             reading.unknowns += 1
             reading.unknown.append(line)
     reading.lines = 0 if line is None else line.number
